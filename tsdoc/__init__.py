@@ -1,0 +1,3 @@
+"""tsdoc: ask questions of whole books, repositories and PDFs."""
+
+__version__ = "0.1.0"

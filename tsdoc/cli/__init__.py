@@ -1,0 +1,1 @@
+"""The command line. `console` is the only module that prints."""

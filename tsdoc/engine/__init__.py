@@ -1,0 +1,1 @@
+"""The TokenSelect engine: decoder, selection, chunked prefill and generation."""

@@ -1,0 +1,100 @@
+"""Every error tsdoc raises on purpose, and the exit code of each.
+
+TsdocError
+├── UsageError          2   the command line or a profile is wrong
+├── InputError          3   a source cannot be read
+├── ModelError          4   a model cannot be had, read or run
+├── StoreError          5   the KV store is damaged, locked or not ours
+│   └── CorruptPageError    a KV page does not match its checksum
+├── ResourceError       6   memory, disk or the length limit
+├── PartialInputError   7   part of the input failed and --strict was given
+└── InterruptedRunError 130 Ctrl-C
+
+A message says what went wrong, where, why, and what to do next. Exceptions of other libraries are
+mapped to this tree once, at the edge where they are raised (`raise … from …`).
+"""
+
+from __future__ import annotations
+
+
+class TsdocError(Exception):
+    """Base of all errors meant for the user.
+
+    Args:
+        message: What went wrong and why, one sentence without a final full stop.
+        where: The path, page, line or key it concerns.
+        hint: What the user can do next.
+    """
+
+    exit_code = 1
+    code = "internal"
+
+    def __init__(self, message: str, *, where: str | None = None, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.where = where
+        self.hint = hint
+
+    def __str__(self) -> str:
+        text = f"{self.where}: {self.message}" if self.where else self.message
+        return f"{text}. {self.hint}" if self.hint else text
+
+
+class UsageError(TsdocError):
+    """The command line, a setting or a profile is wrong."""
+
+    exit_code = 2
+    code = "usage"
+
+
+class InputError(TsdocError):
+    """A source is missing, unreadable or holds nothing to read."""
+
+    exit_code = 3
+    code = "input"
+
+
+class ModelError(TsdocError):
+    """A model cannot be had, is damaged, or is of a kind tsdoc does not run."""
+
+    exit_code = 4
+    code = "model"
+
+
+class StoreError(TsdocError):
+    """The KV store is damaged, locked, or does not belong to this user."""
+
+    exit_code = 5
+    code = "store"
+
+
+class ResourceError(TsdocError):
+    """Memory, disk or the prompt length limit does not suffice."""
+
+    exit_code = 6
+    code = "resources"
+
+
+class PartialInputError(TsdocError):
+    """Part of the input could not be read, and `--strict` asks to stop on that."""
+
+    exit_code = 7
+    code = "partial_input"
+
+
+class InterruptedRunError(TsdocError):
+    """The user stopped the command; what can be resumed was kept."""
+
+    exit_code = 130
+    code = "interrupted"
+
+
+class CorruptPageError(StoreError):
+    """KV pages do not match their checksums; `start` and `end` bound the tokens to recompute."""
+
+    code = "corrupt_page"
+
+    def __init__(self, message: str, *, where: str, start: int, end: int) -> None:
+        super().__init__(message, where=where)
+        self.start = start
+        self.end = end

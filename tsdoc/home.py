@@ -1,0 +1,70 @@
+"""TSDOC_HOME: where models, KV entries and records live, private to the user."""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from tsdoc.errors import StoreError, UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Paths under TSDOC_HOME. Sub-directories are created, mode 0700, by `private_dir`."""
+
+    root: Path
+
+    @property
+    def models(self) -> Path:
+        """Converted models, one directory each."""
+        return self.root / "models"
+
+    @property
+    def store(self) -> Path:
+        """KV segments and entries."""
+        return self.root / "store"
+
+    @property
+    def records(self) -> Path:
+        """Source records."""
+        return self.root / "records"
+
+
+def find_home() -> Home:
+    """Returns the home that `TSDOC_HOME` names, or the platform's user data directory.
+
+    Raises:
+        UsageError: TSDOC_HOME is not an absolute path.
+    """
+    value = os.environ.get("TSDOC_HOME")
+    if value:
+        if not Path(value).is_absolute():
+            raise UsageError("TSDOC_HOME must be an absolute path", where=value)
+        return Home(Path(value))
+    import platformdirs
+
+    return Home(Path(platformdirs.user_data_dir("tsdoc", appauthor=False)))
+
+
+def private_dir(path: Path) -> Path:
+    """Creates `path` (and parents) readable by the user alone, and returns it.
+
+    Raises:
+        StoreError: it is a link, not a directory, owned by somebody else, or cannot be made.
+    """
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        info = path.lstat()
+    except OSError as error:
+        raise StoreError(f"directory cannot be made ({error.strerror})", where=str(path)) from error
+    if not stat.S_ISDIR(info.st_mode):
+        raise StoreError("is a link or a file where a directory is needed", where=str(path))
+    if hasattr(os, "getuid") and info.st_uid != os.getuid():
+        raise StoreError(
+            "belongs to another user", where=str(path), hint="Point TSDOC_HOME elsewhere."
+        )
+    if info.st_mode & 0o077:
+        path.chmod(0o700)
+    return path

@@ -1,0 +1,1 @@
+"""Readers: from paths to a `Document` whose every character knows its source."""

@@ -1,0 +1,1 @@
+"""Device code behind one interface: the torch reference and CPU backend."""

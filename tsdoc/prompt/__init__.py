@@ -1,0 +1,1 @@
+"""From a `Document` to token ids, and from token ids back to places in the document."""

