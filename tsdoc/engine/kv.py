@@ -42,3 +42,53 @@ class KVPiece(Protocol):
 
     def check_values(self, layer: int, positions: npt.NDArray[np.int64]) -> None:
         """Checks the KV pages of V that hold `positions` (absolute, sorted), once per process."""
+
+
+KV_DTYPES: dict[str, type[np.uint16] | type[np.float32]] = {
+    "bfloat16": np.uint16,
+    "float32": np.float32,
+}
+
+
+class MemoryPiece:
+    """K and V in memory: the question and answer of one turn, or a run without a store.
+
+    Args:
+        start: Position in the prompt of the first token.
+        capacity: Number of tokens there is room for.
+        num_layers: Layers of the model.
+        num_kv_heads: Heads of K and V.
+        head_dim: Numbers per head.
+        kv_dtype: "bfloat16" or "float32".
+    """
+
+    def __init__(
+        self,
+        *,
+        start: int,
+        capacity: int,
+        num_layers: int,
+        num_kv_heads: int,
+        head_dim: int,
+        kv_dtype: str,
+    ) -> None:
+        self.start = start
+        self.capacity = capacity
+        # Layout [layer][K|V][token][kv_head][head_dim], as in a segment; untouched rows cost nothing.
+        self._data = np.zeros(
+            (num_layers, 2, capacity, num_kv_heads, head_dim), dtype=KV_DTYPES[kv_dtype]
+        )
+
+    def keys(self, layer: int) -> npt.NDArray[np.uint16] | npt.NDArray[np.float32]:
+        """See `KVPiece.keys`."""
+        return self._data[layer, 0]
+
+    def values(self, layer: int) -> npt.NDArray[np.uint16] | npt.NDArray[np.float32]:
+        """See `KVPiece.values`."""
+        return self._data[layer, 1]
+
+    def check_keys(self, layer: int, start: int, end: int) -> None:
+        """Memory is trusted."""
+
+    def check_values(self, layer: int, positions: npt.NDArray[np.int64]) -> None:
+        """Memory is trusted."""

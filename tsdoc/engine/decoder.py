@@ -1,0 +1,171 @@
+"""The decoder's linear work: embeddings, projections, norms, MLP, logits.
+
+One config-driven decoder for the Llama family. Attention itself lives in the device cache; the
+engine calls the pieces here in order (see `tsdoc.engine.forward`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from tsdoc.errors import ModelError
+from tsdoc.models.config import ModelConfig
+
+MLP_ROWS = 1024  # rows of the wide intermediate held at a time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerWeights:
+    """One layer; names as in a Hugging Face checkpoint, absent parts None."""
+
+    input_norm: torch.Tensor
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    o: torch.Tensor
+    q_bias: torch.Tensor | None
+    k_bias: torch.Tensor | None
+    v_bias: torch.Tensor | None
+    o_bias: torch.Tensor | None
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+    post_norm: torch.Tensor
+    gate: torch.Tensor
+    up: torch.Tensor
+    down: torch.Tensor
+    gate_bias: torch.Tensor | None
+    up_bias: torch.Tensor | None
+    down_bias: torch.Tensor | None
+
+
+class Decoder:
+    """Weights and the arithmetic between two attentions.
+
+    Args:
+        config: Shape of the model.
+        weights: Checkpoint tensors by their Hugging Face names.
+        dtype: Type of weights and arithmetic; tensors of this type are used where they lie
+            (memory-mapped), others are converted.
+
+    Raises:
+        ModelError: a tensor is missing or has the wrong shape.
+    """
+
+    def __init__(
+        self, config: ModelConfig, weights: Mapping[str, torch.Tensor], dtype: torch.dtype
+    ) -> None:
+        self.config = config
+        self.dtype = dtype
+        take = _Taker(weights, dtype)
+        hidden = config.hidden_size
+        self._embedding = take("model.embed_tokens.weight", config.vocab_size, hidden)
+        self._norm = take("model.norm.weight", hidden)
+        self._head = (
+            self._embedding
+            if config.tie_embeddings
+            else take("lm_head.weight", config.vocab_size, hidden)
+        )
+        self._layers = [_layer(take, config, number) for number in range(config.num_layers)]
+
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """Token ids [num_tokens] int64 to hidden states [num_tokens, hidden_size]."""
+        return F.embedding(ids, self._embedding)
+
+    def project(
+        self, layer: int, hidden: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries, keys and values of a layer after bias and q/k norm, before RoPE.
+
+        Returns:
+            q [num_tokens, num_qo_heads, head_dim], k and v [num_tokens, num_kv_heads, head_dim].
+        """
+        w, config = self._layers[layer], self.config
+        x = rms_norm(hidden, w.input_norm, config.norm_eps)
+        shape = (hidden.shape[0], -1, config.head_dim)
+        q = F.linear(x, w.q, w.q_bias).view(shape)
+        k = F.linear(x, w.k, w.k_bias).view(shape)
+        v = F.linear(x, w.v, w.v_bias).view(shape)
+        if w.q_norm is not None and w.k_norm is not None:
+            q = rms_norm(q, w.q_norm, config.norm_eps)
+            k = rms_norm(k, w.k_norm, config.norm_eps)
+        return q, k, v
+
+    def finish_layer(
+        self, layer: int, hidden: torch.Tensor, attention: torch.Tensor
+    ) -> torch.Tensor:
+        """Output projection, residuals and MLP; `hidden` is updated in place and returned.
+
+        Args:
+            layer: Which layer.
+            hidden: The layer's input [num_tokens, hidden_size].
+            attention: [num_tokens, num_qo_heads, head_dim].
+        """
+        w = self._layers[layer]
+        hidden += F.linear(attention.flatten(1).to(self.dtype), w.o, w.o_bias)
+        for rows in hidden.split(MLP_ROWS):
+            x = rms_norm(rows, w.post_norm, self.config.norm_eps)
+            gated = F.silu(F.linear(x, w.gate, w.gate_bias), inplace=True)
+            gated *= F.linear(x, w.up, w.up_bias)
+            rows += F.linear(gated, w.down, w.down_bias)
+        return hidden
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Next-token logits [num_tokens, vocab_size] float32."""
+        return F.linear(rms_norm(hidden, self._norm, self.config.norm_eps), self._head).float()
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Root-mean-square norm over the last dimension, in float32, scaled in x's type."""
+    wide = x.float()
+    scale = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
+    return (wide * scale).to(x.dtype) * weight
+
+
+class _Taker:
+    """Takes tensors out of a checkpoint with their expected shapes."""
+
+    def __init__(self, weights: Mapping[str, torch.Tensor], dtype: torch.dtype) -> None:
+        self._weights = weights
+        self._dtype = dtype
+
+    def __call__(self, name: str, *shape: int) -> torch.Tensor:
+        if name not in self._weights:
+            raise ModelError(f"the weights lack the tensor {name}")
+        tensor = self._weights[name]
+        if tuple(tensor.shape) != shape:
+            raise ModelError(f"{name} is {list(tensor.shape)} where the config says {list(shape)}")
+        return tensor.to(self._dtype)
+
+    def optional(self, wanted: bool, name: str, *shape: int) -> torch.Tensor | None:  # noqa: FBT001
+        return self(name, *shape) if wanted else None
+
+
+def _layer(take: _Taker, config: ModelConfig, number: int) -> LayerWeights:
+    root = f"model.layers.{number}."
+    attention, mlp = root + "self_attn.", root + "mlp."
+    hidden, wide, dim = config.hidden_size, config.intermediate_size, config.head_dim
+    q_size, kv_size = config.num_qo_heads * dim, config.num_kv_heads * dim
+    return LayerWeights(
+        input_norm=take(root + "input_layernorm.weight", hidden),
+        q=take(attention + "q_proj.weight", q_size, hidden),
+        k=take(attention + "k_proj.weight", kv_size, hidden),
+        v=take(attention + "v_proj.weight", kv_size, hidden),
+        o=take(attention + "o_proj.weight", hidden, q_size),
+        q_bias=take.optional(config.qkv_bias, attention + "q_proj.bias", q_size),
+        k_bias=take.optional(config.qkv_bias, attention + "k_proj.bias", kv_size),
+        v_bias=take.optional(config.qkv_bias, attention + "v_proj.bias", kv_size),
+        o_bias=take.optional(config.o_bias, attention + "o_proj.bias", hidden),
+        q_norm=take.optional(config.qk_norm, attention + "q_norm.weight", dim),
+        k_norm=take.optional(config.qk_norm, attention + "k_norm.weight", dim),
+        post_norm=take(root + "post_attention_layernorm.weight", hidden),
+        gate=take(mlp + "gate_proj.weight", wide, hidden),
+        up=take(mlp + "up_proj.weight", wide, hidden),
+        down=take(mlp + "down_proj.weight", hidden, wide),
+        gate_bias=take.optional(config.mlp_bias, mlp + "gate_proj.bias", wide),
+        up_bias=take.optional(config.mlp_bias, mlp + "up_proj.bias", wide),
+        down_bias=take.optional(config.mlp_bias, mlp + "down_proj.bias", hidden),
+    )

@@ -1,0 +1,118 @@
+"""The engine: prefills a prompt block by block and answers questions from its pages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tsdoc.engine.decoder import Decoder
+from tsdoc.engine.forward import Runner, chunk_bounds
+from tsdoc.engine.generate import Generation, GenerationConfig
+from tsdoc.engine.kv import KVPiece
+from tsdoc.engine.selection_cache import MAX_HITS
+from tsdoc.errors import UsageError
+from tsdoc.kernels.interface import DeviceCache
+from tsdoc.kernels.rope import make_rope_table
+from tsdoc.kernels.selection import SelectionConfig
+from tsdoc.kernels.torch_cache import TorchCache
+
+
+class Engine:
+    """Runs one model with one set of selection settings.
+
+    Args:
+        decoder: The model.
+        selection: TokenSelect's settings.
+        max_tokens: Longest prompt with question and answer this engine will see; with a budget
+            that covers it, attention is full.
+        question_chunk_size: Largest question chunk that will be used.
+
+    Raises:
+        UsageError: the attended tokens would not fit the model's trained window.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        selection: SelectionConfig,
+        *,
+        max_tokens: int,
+        question_chunk_size: int,
+    ) -> None:
+        chunk = max(selection.chunk_size, question_chunk_size)
+        budget = selection.n_init + selection.top_k + selection.n_local + chunk + MAX_HITS
+        window = decoder.config.window
+        needed = min(budget, max_tokens)
+        if needed > window:
+            raise UsageError(
+                f"n_init + top_k + n_local + chunk size + {MAX_HITS} = {budget} tokens do not fit "
+                f"the model's trained window of {window}",
+                hint=f"Lower top_k by {needed - window} or choose a model with a longer window.",
+            )
+        positions = max(needed, selection.n_local + chunk)
+        rope = make_rope_table(decoder.config.rope, decoder.config.head_dim, positions)
+        self.runner = Runner(decoder=decoder, selection=selection, rope=rope)
+
+    def cache(self, pieces: Sequence[KVPiece]) -> DeviceCache:
+        """A device cache over `pieces`, which cover the prompt without gaps."""
+        return TorchCache(
+            pieces,
+            self.runner.rope,
+            self.runner.selection,
+            num_kv_heads=self.runner.decoder.config.num_kv_heads,
+        )
+
+    def prefill(
+        self,
+        pieces: Sequence[KVPiece],
+        ids: npt.NDArray[np.int32],
+        start: int,
+        *,
+        prefill_block: int,
+        on_block: Callable[[int], None],
+    ) -> None:
+        """Computes K and V of `ids[start:]`, a block at a time.
+
+        Blocks end at absolute multiples of `prefill_block`, chunks at those of chunk_size, so an
+        interrupted run that goes on from a block's end repeats the same arithmetic.
+
+        Args:
+            pieces: Hold [0, start) and have room for the rest.
+            ids: All token ids of the prompt.
+            start: First token to compute: 0, a chunk boundary, or len(ids).
+            prefill_block: Tokens that go through the layers together.
+            on_block: Called with the block's end once its K and V are written.
+        """
+        cache = self.cache(pieces)
+        chunk_size = self.runner.selection.chunk_size
+        for first, last in chunk_bounds(start, len(ids), prefill_block):
+            self.runner.run_chunks(
+                cache,
+                torch.from_numpy(ids[first:last].astype(np.int64)),
+                first,
+                chunk_bounds(first, last, chunk_size),
+                need_logits=False,
+            )
+            on_block(last)
+
+    def generate(
+        self,
+        pieces: Sequence[KVPiece],
+        question: Sequence[int],
+        start: int,
+        config: GenerationConfig,
+    ) -> Generation:
+        """Starts an answer to `question` (token ids) at position `start`; iterate to run it.
+
+        `pieces` hold [0, start) and have room for the question and the answer behind it.
+        """
+        return Generation(
+            runner=self.runner,
+            cache=self.cache(pieces),
+            question=question,
+            start=start,
+            config=config,
+        )

@@ -1,0 +1,119 @@
+"""One pass of some tokens through all layers: a prefill block, a question, or one decode step.
+
+embed → for each layer: project → write K/V → select per chunk → attend → finish → logits
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+
+from tsdoc.engine.decoder import Decoder
+from tsdoc.engine.selection_cache import SelectionCache
+from tsdoc.kernels.interface import DeviceCache
+from tsdoc.kernels.rope import RopeTable
+from tsdoc.kernels.selection import SelectionConfig, chunk_range, selection_query
+
+Ranges = Sequence[tuple[int, int]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Runner:
+    """A model and the selection settings it runs with.
+
+    Attributes:
+        rope: Table for every compact position these settings can produce.
+    """
+
+    decoder: Decoder
+    selection: SelectionConfig
+    rope: RopeTable
+
+    @torch.inference_mode()
+    def run_chunks(
+        self,
+        cache: DeviceCache,
+        ids: torch.Tensor,
+        start: int,
+        chunks: Ranges,
+        *,
+        allowed: Ranges | None = None,
+        need_logits: bool,
+    ) -> torch.Tensor | None:
+        """Runs tokens [start, start + len(ids)) chunk by chunk through all layers together.
+
+        Args:
+            cache: Holds K and V of everything before; receives those of `ids`.
+            ids: Token ids [num_tokens] int64.
+            start: Position of the first.
+            chunks: Position ranges that cover the tokens without gaps.
+            allowed: Restricts selection to these position ranges.
+            need_logits: A prefill needs only K and V, so the last layer stops after writing them.
+
+        Returns:
+            Logits [vocab_size] of the last token, or None.
+        """
+        decoder, config = self.decoder, self.selection
+        ranges = [chunk_range(first, last, config) for first, last in chunks]
+        hidden = decoder.embed(ids)
+        last_layer = decoder.config.num_layers - 1
+        for layer in range(decoder.config.num_layers):
+            q, k, v = decoder.project(layer, hidden)
+            cache.write(layer, start, k, v)
+            if layer == last_layer and not need_logits:
+                return None
+            parts = [q[r.start - start : r.end - start] for r in ranges]
+            queries = torch.stack(
+                [selection_query(part, self.rope, config.n_local) for part in parts]
+            )
+            selected = cache.select(layer, queries, ranges, allowed)
+            outputs = [
+                cache.attend(layer, part, chosen, r)
+                for part, chosen, r in zip(parts, selected, ranges, strict=True)
+            ]
+            hidden = decoder.finish_layer(layer, hidden, torch.cat(outputs))
+        return decoder.logits(hidden[-1:]).squeeze(0)
+
+    @torch.inference_mode()
+    def run_step(
+        self,
+        cache: DeviceCache,
+        token: int,
+        position: int,
+        reuse: SelectionCache,
+        *,
+        allowed: Ranges | None = None,
+    ) -> torch.Tensor:
+        """Runs one generated token and returns the logits [vocab_size] of the next.
+
+        On a Selection Cache hit, tokens that have left the local window since the selection was
+        made stay attended: local keeps its old start.
+        """
+        decoder, config = self.decoder, self.selection
+        around = chunk_range(position, position + 1, config)
+        hidden = decoder.embed(torch.tensor([token]))
+        for layer in range(decoder.config.num_layers):
+            q, k, v = decoder.project(layer, hidden)
+            cache.write(layer, position, k, v)
+            query = selection_query(q, self.rope, config.n_local)
+            hit = reuse.look_up(layer, query)
+            if hit is None:
+                (selected,) = cache.select(layer, query.unsqueeze(0), [around], allowed)
+                reuse.remember(layer, query, selected, around.local_start)
+                attended = around
+            else:
+                selected, local_start = hit
+                attended = dataclasses.replace(around, local_start=local_start)
+            hidden = decoder.finish_layer(layer, hidden, cache.attend(layer, q, selected, attended))
+        return decoder.logits(hidden).squeeze(0)
+
+
+def chunk_bounds(start: int, end: int, chunk_size: int, origin: int = 0) -> list[tuple[int, int]]:
+    """Splits [start, end) at the multiples of `chunk_size` counted from `origin`."""
+    if start >= end:
+        return []
+    cuts = range(start + chunk_size - (start - origin) % chunk_size, end, chunk_size)
+    edges = [start, *cuts, end]
+    return list(zip(edges[:-1], edges[1:], strict=True))

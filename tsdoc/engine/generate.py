@@ -1,0 +1,88 @@
+"""Answering: the question's chunks, then one token after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+
+from tsdoc.engine.forward import Ranges, Runner, chunk_bounds
+from tsdoc.engine.sampling import Sampler, SamplingConfig
+from tsdoc.engine.selection_cache import SelectionCache
+from tsdoc.kernels.interface import DeviceCache
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationConfig:
+    """How one answer is generated.
+
+    Attributes:
+        max_new_tokens: Answer tokens at most.
+        stop_ids: Any of these ends the answer and is not part of it.
+        question_chunk_size: Question tokens that share one selection.
+        theta: Selection Cache threshold; None switches it off.
+        allowed: Restricts selection to these position ranges.
+    """
+
+    max_new_tokens: int
+    stop_ids: frozenset[int]
+    question_chunk_size: int
+    theta: float | None
+    sampling: SamplingConfig = SamplingConfig()
+    allowed: Ranges | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Generation:
+    """One answer under way: iterate over it to get token ids.
+
+    Attributes:
+        tokens: Ids generated so far, without the stop token.
+        finish_reason: "stop" or "length"; None while it goes on.
+        reuse: The answer's Selection Cache, with its counts of look-ups and hits.
+    """
+
+    runner: Runner
+    cache: DeviceCache
+    question: Sequence[int]
+    start: int
+    config: GenerationConfig
+    tokens: list[int] = field(default_factory=list)
+    finish_reason: Literal["stop", "length"] | None = None
+    reuse: SelectionCache = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.reuse = SelectionCache(self.config.theta)
+
+    def __iter__(self) -> Iterator[int]:
+        config = self.config
+        position = self.start + len(self.question)
+        chunks = chunk_bounds(self.start, position, config.question_chunk_size, self.start)
+        logits: torch.Tensor | None = None
+        for first, last in chunks:
+            ids = torch.tensor(self.question[first - self.start : last - self.start])
+            logits = self.runner.run_chunks(
+                self.cache,
+                ids,
+                first,
+                [(first, last)],
+                allowed=config.allowed,
+                need_logits=last == position,
+            )
+        sampler = Sampler(config.sampling)
+        while logits is not None:
+            token = sampler(logits)
+            if token in config.stop_ids:
+                self.finish_reason = "stop"
+                return
+            self.tokens.append(token)
+            yield token
+            if len(self.tokens) == config.max_new_tokens:
+                self.finish_reason = "length"
+                return
+            logits = self.runner.run_step(
+                self.cache, token, position, self.reuse, allowed=config.allowed
+            )
+            position += 1

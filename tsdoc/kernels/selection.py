@@ -1,0 +1,150 @@
+"""TokenSelect's arithmetic in plain torch: ranges, selection queries, votes, top-k.
+
+This is the reference every backend is held to, and what the CPU backend runs. Paper: TokenSelect,
+EMNLP 2025, arXiv 2411.02886; the exact rules are those of tsdoc's design (README, "How it works").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+
+from tsdoc.kernels.rope import RopeTable
+
+VoteFunction = Literal["head_soft_vote", "head_vote", "topk"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelectionConfig:
+    """The settings that decide which tokens a chunk attends to (see `SelectionSettings`)."""
+
+    n_init: int = 128
+    n_local: int = 512
+    top_k: int = 2048
+    chunk_size: int = 512
+    function: VoteFunction = "head_soft_vote"
+    sets: Literal["one", "per_kv_head"] = "one"
+    smoothing: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkRange:
+    """Which positions chunk [start, end) attends to, beside the selected ones and itself.
+
+        0 … init_end | candidates … local_start | local … start | the chunk … end
+
+    Init and local are always attended; candidates are [init_end, local_start).
+    """
+
+    start: int
+    end: int
+    init_end: int
+    local_start: int
+
+    @property
+    def num_candidates(self) -> int:
+        """Tokens between init and local."""
+        return self.local_start - self.init_end
+
+
+def chunk_range(start: int, end: int, config: SelectionConfig) -> ChunkRange:
+    """Splits the tokens before `start` into init, candidates and local."""
+    init_end = min(config.n_init, start)
+    return ChunkRange(
+        start=start,
+        end=end,
+        init_end=init_end,
+        local_start=max(init_end, start - config.n_local),
+    )
+
+
+def selection_query(q: torch.Tensor, rope: RopeTable, n_local: int) -> torch.Tensor:
+    """Mean over a chunk of its queries, token i rotated as at position n_local + i.
+
+    Keys stay un-rotated (position 0), so yarn's attention factor, which the table applies once,
+    is applied a second time here to keep scores on the scale of attention's.
+
+    Args:
+        q: [num_tokens, num_qo_heads, head_dim], after bias and norm, before RoPE.
+        rope: Table that covers n_local + num_tokens positions.
+        n_local: First position.
+
+    Returns:
+        [num_qo_heads, head_dim] float32.
+    """
+    heads = q.float().transpose(0, 1)
+    rotated = rope.rotate(heads, slice(n_local, n_local + q.shape[0]))
+    return rotated.mean(dim=1) * rope.attention_factor
+
+
+def votes(
+    logits: torch.Tensor, config: SelectionConfig, *, num_selected: int, num_kv_heads: int
+) -> torch.Tensor:
+    """Turns scaled scores into votes for each candidate.
+
+    Args:
+        logits: [num_qo_heads, num_candidates] float32, already times 1 / sqrt(head_dim);
+            -inf marks candidates that may not be selected.
+        config: Function, sets and smoothing.
+        num_selected: How many tokens will be selected (`head_vote` needs it).
+        num_kv_heads: Groups of query heads, for `per_kv_head` sets.
+
+    Returns:
+        [num_sets, num_candidates]: float32, or float64 for `head_vote`, whose counts carry the
+        soft vote as a tie-break in their fraction. Forbidden candidates are -inf.
+    """
+    num_sets = num_kv_heads if config.sets == "per_kv_head" else 1
+    allowed = torch.isfinite(logits[:1])
+    if config.function == "topk":
+        combined = _sum_over_heads(logits.masked_fill(~allowed, 0.0), num_sets)
+    else:
+        soft = torch.softmax(logits, dim=-1)
+        combined = _sum_over_heads(soft, num_sets)
+        if config.function == "head_vote":
+            ballots = torch.zeros_like(logits, dtype=torch.float64)
+            for head in range(logits.shape[0]):
+                ballots[head, top_indices(logits[head], num_selected)] = 1.0
+            # A head's softmax sums to 1, so votes / (heads + 1) < 1 never outweighs one ballot.
+            combined = _sum_over_heads(ballots, num_sets) + combined.double() / (
+                logits.shape[0] + 1
+            )
+    combined = combined.masked_fill(~allowed, -torch.inf)
+    if config.smoothing > 1:
+        pooled = F.max_pool1d(
+            combined.unsqueeze(0), config.smoothing, stride=1, padding=config.smoothing // 2
+        )
+        combined = pooled.squeeze(0).masked_fill(~allowed, -torch.inf)
+    return combined
+
+
+def _sum_over_heads(x: torch.Tensor, num_sets: int) -> torch.Tensor:
+    return x.view(num_sets, -1, x.shape[-1]).sum(dim=1)
+
+
+def top_indices(scores: torch.Tensor, k: int) -> torch.Tensor:
+    """Indices of the k largest of `scores` [n], ascending; among equals the lower index wins.
+
+    `torch.topk` leaves the order of equals open, so only its threshold is used.
+    """
+    if k >= scores.shape[0]:
+        return torch.arange(scores.shape[0], device=scores.device)
+    threshold = torch.topk(scores, k, sorted=False).values.min()
+    above = torch.nonzero(scores > threshold).squeeze(1)
+    ties = torch.nonzero(scores == threshold).squeeze(1)[: k - above.shape[0]]
+    return torch.sort(torch.cat((above, ties))).values
+
+
+def allowed_mask(
+    first: int, last: int, ranges: Sequence[tuple[int, int]] | None
+) -> torch.Tensor | None:
+    """Which of the positions [first, last) lie in one of `ranges`; None means all of them."""
+    if ranges is None:
+        return None
+    mask = torch.zeros(last - first, dtype=torch.bool)
+    for start, end in ranges:
+        mask[max(start - first, 0) : max(end - first, 0)] = True
+    return mask

@@ -1,0 +1,182 @@
+"""The `torch` backend on the CPU: K and V are read straight from memory-mapped pieces.
+
+Arithmetic is float32 (a float32 GEMM beats a bfloat16 one on the CPUs measured); K and V are read
+as stored and widened tile by tile, so that no copy of the cache is ever made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tsdoc.engine.kv import KVPiece
+from tsdoc.kernels.attention import chunk_attention
+from tsdoc.kernels.rope import RopeTable
+from tsdoc.kernels.selection import (
+    ChunkRange,
+    SelectionConfig,
+    allowed_mask,
+    top_indices,
+    votes,
+)
+
+SCORE_BYTES = 128 << 20  # scores held at a time
+TILE = 4096  # keys widened to float32 at a time
+
+
+class TorchCache:
+    """K and V of one prompt over `pieces`, on the CPU.
+
+    Args:
+        pieces: Cover the prompt from 0 on without gaps; the last ones may still be unwritten.
+        rope: Table for all compact positions.
+        config: Selection settings.
+        num_kv_heads: Heads of K and V.
+    """
+
+    def __init__(
+        self,
+        pieces: Sequence[KVPiece],
+        rope: RopeTable,
+        config: SelectionConfig,
+        *,
+        num_kv_heads: int,
+    ) -> None:
+        self._pieces = list(pieces)
+        self._rope = rope
+        self._config = config
+        self._num_kv_heads = num_kv_heads
+
+    def write(self, layer: int, start: int, k: torch.Tensor, v: torch.Tensor) -> None:
+        """See `DeviceCache.write`."""
+        end = start + k.shape[0]
+        for piece, first, last in self._covering(start, end):
+            inside = slice(first - piece.start, last - piece.start)
+            outside = slice(first - start, last - start)
+            _as_tensor(piece.keys(layer))[inside] = k[outside]
+            _as_tensor(piece.values(layer))[inside] = v[outside]
+
+    def select(
+        self,
+        layer: int,
+        queries: torch.Tensor,
+        ranges: Sequence[ChunkRange],
+        allowed: Sequence[tuple[int, int]] | None = None,
+    ) -> list[torch.Tensor]:
+        """See `DeviceCache.select`."""
+        config = self._config
+        num_sets = self._num_kv_heads if config.sets == "per_kv_head" else 1
+        chosen: list[torch.Tensor | None] = [None] * len(ranges)
+        scored: list[int] = []
+        for at, r in enumerate(ranges):
+            if allowed is None and r.num_candidates <= config.top_k:
+                chosen[at] = torch.arange(r.init_end, r.local_start).expand(num_sets, -1)
+            else:
+                scored.append(at)
+        num_heads = queries.shape[1]
+        longest = max((ranges[at].num_candidates for at in scored), default=0)
+        batch = max(1, SCORE_BYTES // max(4 * num_heads * longest, 1))
+        for first in range(0, len(scored), batch):
+            part = scored[first : first + batch]
+            logits = self._score(layer, queries[part], [ranges[at] for at in part])
+            for row, at in enumerate(part):
+                chosen[at] = self._choose(logits[:, row], ranges[at], allowed)
+        return [c for c in chosen if c is not None]
+
+    def _score(
+        self, layer: int, queries: torch.Tensor, ranges: Sequence[ChunkRange]
+    ) -> torch.Tensor:
+        """Scaled scores [num_kv_heads, num_chunks, group, num_candidates of the last chunk]."""
+        num_chunks, num_heads, head_dim = queries.shape
+        init_end, end = ranges[0].init_end, max(r.local_start for r in ranges)
+        grouped = queries.view(num_chunks, self._num_kv_heads, -1, head_dim).transpose(0, 1)
+        rows = (grouped * head_dim**-0.5).reshape(self._num_kv_heads, -1, head_dim)
+        logits = torch.empty(self._num_kv_heads, rows.shape[1], end - init_end)
+        for piece, first, last in self._covering(init_end, end):
+            piece.check_keys(layer, first, last)
+            keys = _as_tensor(piece.keys(layer))
+            for tile in range(first, last, TILE):
+                stop = min(tile + TILE, last)
+                wide = keys[tile - piece.start : stop - piece.start].float()
+                for head in range(self._num_kv_heads):
+                    out = logits[head, :, tile - init_end : stop - init_end]
+                    torch.mm(rows[head], wide[:, head].T, out=out)
+        return logits.view(self._num_kv_heads, num_chunks, num_heads // self._num_kv_heads, -1)
+
+    def _choose(
+        self,
+        logits: torch.Tensor,
+        around: ChunkRange,
+        allowed: Sequence[tuple[int, int]] | None,
+    ) -> torch.Tensor:
+        """Votes and top-k of one chunk; `logits` [num_kv_heads, group, ≥ num_candidates]."""
+        scores = logits[..., : around.num_candidates].flatten(0, 1)
+        mask = allowed_mask(around.init_end, around.local_start, allowed)
+        count = self._config.top_k
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -torch.inf)
+            count = min(count, int(mask.sum()))
+        if count == 0:
+            num_sets = self._num_kv_heads if self._config.sets == "per_kv_head" else 1
+            return torch.empty(num_sets, 0, dtype=torch.int64)
+        ballots = votes(scores, self._config, num_selected=count, num_kv_heads=self._num_kv_heads)
+        return torch.stack([top_indices(row, count) for row in ballots]) + around.init_end
+
+    def attend(
+        self, layer: int, q: torch.Tensor, selected: torch.Tensor, around: ChunkRange
+    ) -> torch.Tensor:
+        """See `DeviceCache.attend`."""
+        num_sets = selected.shape[0]
+        before = torch.arange(around.init_end).expand(num_sets, -1)
+        after = torch.arange(around.local_start, around.end).expand(num_sets, -1)
+        positions = torch.cat((before, selected, after), dim=1)
+        num_before = positions.shape[1] - q.shape[0]
+        k, v = self._gather(layer, positions)
+        k = self._rope.rotate(k, slice(0, positions.shape[1]))
+        heads = self._rope.rotate(
+            q.float().transpose(0, 1), slice(num_before, num_before + q.shape[0])
+        )
+        return chunk_attention(heads, k, v, num_before=num_before).transpose(0, 1)
+
+    def _gather(self, layer: int, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V at `positions` [num_sets, n], ascending: each [num_kv_heads, n, head_dim]."""
+        num_sets, count = positions.shape
+        head_dim = self._pieces[0].keys(layer).shape[-1]
+        k = torch.empty(self._num_kv_heads, count, head_dim)
+        v = torch.empty_like(k)
+        heads_per_set = self._num_kv_heads // num_sets
+        for piece in self._pieces:
+            bounds = torch.tensor([piece.start, piece.start + piece.capacity])
+            keys, values = _as_tensor(piece.keys(layer)), _as_tensor(piece.values(layer))
+            for number, row in enumerate(positions):
+                first, last = torch.searchsorted(row, bounds).tolist()
+                if first == last:
+                    continue
+                where = row[first:last]
+                absolute = where.numpy()
+                # Selection has read all keys between the first and the last already.
+                piece.check_keys(layer, int(absolute[0]), int(absolute[-1]) + 1)
+                piece.check_values(layer, absolute)
+                heads = slice(number * heads_per_set, (number + 1) * heads_per_set)
+                local = where - piece.start
+                k[heads, first:last] = keys[local, heads].transpose(0, 1).float()
+                v[heads, first:last] = values[local, heads].transpose(0, 1).float()
+        return k, v
+
+    def _covering(self, start: int, end: int) -> list[tuple[KVPiece, int, int]]:
+        """Pieces that hold positions of [start, end), each with its share of the range."""
+        shares = [
+            (piece, max(start, piece.start), min(end, piece.start + piece.capacity))
+            for piece in self._pieces
+        ]
+        return [(piece, first, last) for piece, first, last in shares if first < last]
+
+
+def _as_tensor(array: npt.NDArray[Any]) -> torch.Tensor:
+    """Shares memory with `array`; uint16 holds bfloat16 bit patterns."""
+    tensor = torch.from_numpy(array)
+    return tensor.view(torch.bfloat16) if array.dtype == np.uint16 else tensor
