@@ -140,7 +140,7 @@ class _Taker:
             raise ModelError(f"{name} is {list(tensor.shape)} where the config says {list(shape)}")
         return tensor.to(self._dtype)
 
-    def optional(self, wanted: bool, name: str, *shape: int) -> torch.Tensor | None:  # noqa: FBT001
+    def optional(self, wanted: bool, name: str, *shape: int) -> torch.Tensor | None:
         return self(name, *shape) if wanted else None
 
 

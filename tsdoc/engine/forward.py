@@ -6,6 +6,7 @@ embed → for each layer: project → write K/V → select per chunk → attend 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -116,4 +117,4 @@ def chunk_bounds(start: int, end: int, chunk_size: int, origin: int = 0) -> list
         return []
     cuts = range(start + chunk_size - (start - origin) % chunk_size, end, chunk_size)
     edges = [start, *cuts, end]
-    return list(zip(edges[:-1], edges[1:], strict=True))
+    return list(itertools.pairwise(edges))

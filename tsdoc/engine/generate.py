@@ -30,7 +30,7 @@ class GenerationConfig:
     stop_ids: frozenset[int]
     question_chunk_size: int
     theta: float | None
-    sampling: SamplingConfig = SamplingConfig()
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
     allowed: Ranges | None = None
 
 

@@ -74,7 +74,7 @@ class MemoryPiece:
     ) -> None:
         self.start = start
         self.capacity = capacity
-        # Layout [layer][K|V][token][kv_head][head_dim], as in a segment; untouched rows cost nothing.
+        # [layer][K|V][token][kv_head][head_dim], as in a segment; untouched rows cost nothing.
         self._data = np.zeros(
             (num_layers, 2, capacity, num_kv_heads, head_dim), dtype=KV_DTYPES[kv_dtype]
         )

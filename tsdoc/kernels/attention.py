@@ -30,7 +30,7 @@ def chunk_attention(
     group = num_qo_heads // num_kv_heads
     if num_tokens == 1:
         packed = q.view(num_kv_heads, group, head_dim)
-        return _fused(packed, k, v, causal=False)[0].view(num_qo_heads, 1, head_dim)
+        return _fused(packed, k, v, causal=False)[0].reshape(num_qo_heads, 1, head_dim)
     own, own_lse = _fused(
         q,
         k[:, num_before:].repeat_interleave(group, dim=0),
@@ -41,14 +41,14 @@ def chunk_attention(
         return own
     packed = q.reshape(num_kv_heads, group * num_tokens, head_dim)
     before, before_lse = _fused(packed, k[:, :num_before], v[:, :num_before], causal=False)
-    share = torch.sigmoid(before_lse.view(num_qo_heads, num_tokens) - own_lse)
-    return torch.lerp(own, before.view_as(own), share.unsqueeze(-1))
+    share = torch.sigmoid(before_lse.reshape(num_qo_heads, num_tokens) - own_lse)
+    return torch.lerp(own, before.reshape(own.shape), share.unsqueeze(-1))
 
 
 def _fused(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """torch's CPU flash attention: output [heads, n, head_dim] and log-sum-exp [heads, n]."""
+    """Torch's CPU flash attention: output [heads, n, head_dim] and log-sum-exp [heads, n]."""
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0), 0.0, causal
     )
