@@ -48,12 +48,12 @@ class PageStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """A stretch of one file's text that is tokenised by itself: a chapter, or a whole file.
+    r"""A stretch of one file's text that is tokenised by itself: a chapter, or a whole file.
 
     Attributes:
         file: Index into `Document.files`.
         titles: Headings from the outermost inwards; empty when the section is the whole file.
-        text: The text as a reader of the file would see it, line ends as `\\n`.
+        text: The text as a reader of the file would see it, line ends as `\n`.
         first_line: Line of the file on which `text` begins; None where the format has no lines.
         pages: Starts of document pages within `text`, ascending; the first at offset 0. Empty
             where the format has no pages.

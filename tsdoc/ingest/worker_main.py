@@ -1,0 +1,68 @@
+"""The reader process: reads one foreign document at a time under hard limits.
+
+It is started by `tsdoc.ingest.worker`, gets requests on standard input and answers on standard
+output (see `tsdoc.ingest.frames`). Before each unit of work (opening, a page, a chapter) it names
+the unit and sets a CPU timer that kills it, so that whoever waits knows what was at fault.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable, Iterator
+
+from tsdoc.errors import InputError
+from tsdoc.ingest.frames import Message, encode_frame, read_frame
+
+Begin = Callable[[str], None]
+"""Called by a reader with the name of the unit of work that it begins."""
+
+Reader = Callable[[Message, Begin], Iterator[Message]]
+
+
+def main() -> None:
+    """Serves requests until standard input ends."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever a library prints must not get between the frames
+    requests = os.fdopen(0, "rb")
+    first = read_frame(requests)
+    if first is None:
+        return
+    _limit_memory(int(first["worker_bytes"]))
+    cpu_s = float(first["unit_cpu_s"])
+
+    def send(message: Message) -> None:
+        answers.write(encode_frame(message))
+        answers.flush()
+
+    def begin(unit: str) -> None:
+        send({"unit": unit})
+        signal.setitimer(signal.ITIMER_PROF, cpu_s)
+
+    while (request := read_frame(requests)) is not None:
+        try:
+            for message in _reader(request["reader"])(request, begin):
+                send({"message": message})
+            send({"end": True})
+        except InputError as error:
+            send({"error": error.message, "hint": error.hint})
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def _reader(name: str) -> Reader:
+    if name == "pdf":
+        from tsdoc.ingest.pdf_child import read_pdf
+
+        return read_pdf
+    raise ValueError(f"no reader {name!r}")
+
+
+def _limit_memory(num_bytes: int) -> None:
+    """Limits what this process may allocate on top of what it has; files mapped do not count."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if sys.platform == "linux":
+        resource.setrlimit(resource.RLIMIT_DATA, (num_bytes, num_bytes))
+    else:
+        resource.setrlimit(resource.RLIMIT_AS, (num_bytes, num_bytes))
