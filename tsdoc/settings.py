@@ -6,9 +6,12 @@ config file, the values below. Nothing is read from the current directory or fro
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import math
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+KV_PAGE = 256  # tokens; see tsdoc/store/FORMAT.md
 
 Positive = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[int, Field(ge=0)]
@@ -93,17 +96,15 @@ class EngineSettings(_Group):
         theta: Selection Cache threshold (cosine); None switches the cache off.
         kv_dtype: Type of K and V in pool and store.
         compute_dtype: Type of the arithmetic; auto is float32 on a CPU and bfloat16 on a GPU.
-        weight_dtype: Type of the weights in memory; auto is chosen by free memory.
         threads: CPU threads; None is one per core.
     """
 
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Literal["auto", "cpu"] = "auto"
     prefill_block: Positive = 4096
     question_chunk_size: Positive = 512
     theta: Annotated[float, Field(ge=-1, le=1)] | None = 0.9
     kv_dtype: Literal["bfloat16", "float32"] = "bfloat16"
     compute_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    weight_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     threads: Positive | None = None
 
 
@@ -139,3 +140,13 @@ class Settings(_Group):
     prompt: PromptSettings = PromptSettings()
     answer: AnswerSettings = AnswerSettings()
     store: StoreSettings = StoreSettings()
+
+    @model_validator(mode="after")
+    def _blocks_hold_whole_chunks_and_pages(self) -> Self:
+        unit = math.lcm(self.selection.chunk_size, KV_PAGE)
+        if self.engine.prefill_block % unit:
+            raise ValueError(
+                f"prefill_block {self.engine.prefill_block} is not a multiple of {unit} "
+                f"(chunk_size {self.selection.chunk_size} and the KV page of {KV_PAGE} tokens)"
+            )
+        return self

@@ -35,7 +35,7 @@ def _rope(oracle: torch.nn.Module, x: torch.Tensor, positions: torch.Tensor) -> 
     return x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin
 
 
-def _attention(oracle, layer, x, chunks, c):  # noqa: ANN001, ANN202
+def _attention(oracle, layer, x, chunks, c):
     config, attn = oracle.config, layer.self_attn
     d, group = attn.head_dim, config.num_attention_heads // config.num_key_value_heads
     q, k, v = (p(x).view(len(x), -1, d) for p in (attn.q_proj, attn.k_proj, attn.v_proj))

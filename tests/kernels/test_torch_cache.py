@@ -1,0 +1,101 @@
+"""The CPU cache: pieces of odd sizes, tiles, batches, and only written rows are read."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tsdoc.engine.kv import MemoryPiece
+from tsdoc.kernels import torch_cache
+from tsdoc.kernels.attention import reference_attention
+from tsdoc.kernels.rope import make_rope_table
+from tsdoc.kernels.selection import SelectionConfig, chunk_range, top_indices, votes
+from tsdoc.kernels.torch_cache import TorchCache
+from tsdoc.models.config import RopeConfig
+
+KV_HEADS, GROUP, DIM = 2, 3, 16
+ROPE = make_rope_table(RopeConfig(rope_type="default", theta=1e4), DIM, 1500)
+CONFIG = SelectionConfig(n_init=4, n_local=12, top_k=20, chunk_size=8)
+
+
+def make_cache(
+    sizes: list[int], config: SelectionConfig = CONFIG, kv_dtype: str = "float32"
+) -> tuple[TorchCache, torch.Tensor, torch.Tensor]:
+    """A cache over pieces of `sizes`, poisoned with NaN and then written, and its K and V."""
+    pieces, start = [], 0
+    for size in sizes:
+        piece = MemoryPiece(
+            start=start,
+            capacity=size,
+            num_layers=1,
+            num_kv_heads=KV_HEADS,
+            head_dim=DIM,
+            kv_dtype=kv_dtype,
+        )
+        poison = np.float32(np.nan) if kv_dtype == "float32" else np.uint16(0x7FC0)
+        piece.keys(0)[:] = poison
+        piece.values(0)[:] = poison
+        pieces.append(piece)
+        start += size
+    cache = TorchCache(pieces, ROPE, config, num_kv_heads=KV_HEADS)
+    generator = torch.Generator().manual_seed(start)
+    k, v = (torch.randn(start, KV_HEADS, DIM, generator=generator) for _ in range(2))
+    if kv_dtype == "bfloat16":
+        k, v = k.bfloat16().float(), v.bfloat16().float()
+    return cache, k, v
+
+
+def expected_selection(
+    k: torch.Tensor, query: torch.Tensor, start: int, config: SelectionConfig
+) -> torch.Tensor:
+    r = chunk_range(start, start + 8, config)
+    keys = k[r.init_end : r.local_start].repeat_interleave(GROUP, dim=1)
+    logits = torch.einsum("nhd,hd->hn", keys, query) / DIM**0.5
+    ballots = votes(logits, config, num_selected=config.top_k, num_kv_heads=KV_HEADS)
+    return torch.stack([top_indices(b, config.top_k) for b in ballots]) + r.init_end
+
+
+@pytest.mark.parametrize("sizes", [[300], [100, 200], [63, 1, 111, 125], [256, 44], [255, 45]])
+@pytest.mark.parametrize("sets", ["one", "per_kv_head"])
+@pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16"])
+def test_selects_for_several_chunks_at_once(
+    sizes: list[int], sets: str, kv_dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_cache, "TILE", 37)
+    monkeypatch.setattr(torch_cache, "SCORE_BYTES", 4 * 6 * 250 * 2)
+    config = SelectionConfig(n_init=4, n_local=12, top_k=20, chunk_size=8, sets=sets)  # type: ignore[arg-type]
+    cache, k, v = make_cache(sizes, config, kv_dtype)
+    cache.write(0, 0, k[:290], v[:290])
+    starts = [0, 16, 64, 200, 280]
+    queries = torch.randn(len(starts), 6, DIM, generator=torch.Generator().manual_seed(5))
+    ranges = [chunk_range(s, s + 8, config) for s in starts]
+    actual = cache.select(0, queries, ranges)
+    assert [a.shape[-1] for a in actual] == [0, 0, 20, 20, 20]
+    for at in (2, 3, 4):
+        assert torch.equal(actual[at], expected_selection(k, queries[at], starts[at], config))
+
+
+@pytest.mark.parametrize("sizes", [[300], [63, 1, 111, 125]])
+@pytest.mark.parametrize("num_sets", [1, 2])
+@pytest.mark.parametrize("num_tokens", [1, 8])
+def test_attends_at_compact_positions(sizes: list[int], num_sets: int, num_tokens: int) -> None:
+    cache, k, v = make_cache(sizes)
+    end = 250 + num_tokens
+    cache.write(0, 0, k[:end], v[:end])
+    around = chunk_range(250, end, CONFIG)
+    generator = torch.Generator().manual_seed(1)
+    selected = torch.stack(
+        [torch.randperm(230, generator=generator)[:20].sort().values + 5 for _ in range(num_sets)]
+    )
+    q = torch.randn(num_tokens, 6, DIM, generator=generator)
+    actual = cache.attend(0, q, selected, around)
+    for head in range(KV_HEADS):
+        row = selected[head % num_sets]
+        index = torch.cat((torch.arange(4), row, torch.arange(around.local_start, end)))
+        before = len(index) - num_tokens
+        keys = ROPE.rotate(k[index, head][None], slice(0, len(index)))
+        heads = slice(head * GROUP, (head + 1) * GROUP)
+        queries = ROPE.rotate(q[:, heads].transpose(0, 1), slice(before, len(index)))
+        expected = reference_attention(queries, keys, v[index, head][None], num_before=before)
+        torch.testing.assert_close(actual[:, heads].transpose(0, 1), expected, atol=1e-5, rtol=1e-5)
