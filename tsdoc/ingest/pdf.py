@@ -11,7 +11,7 @@ from tsdoc.errors import InputError
 from tsdoc.ingest.document import PageStart
 from tsdoc.ingest.extract import Extract, Part, Problem
 from tsdoc.ingest.frames import Message
-from tsdoc.ingest.lines import MAX_DEPTH, Heading, split_at
+from tsdoc.ingest.headings import MAX_DEPTH, Heading, split_at
 from tsdoc.ingest.options import IngestOptions
 from tsdoc.ingest.pdf_quality import num_private
 from tsdoc.ingest.pdf_words import fold, join_hyphens

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 from tsdoc.ingest.walk import Listing, find_work_tree, walk
@@ -55,8 +56,22 @@ def list_folder(folder: Path) -> Listing:
         listing = walk(folder, root=folder)
         if listing.paths:
             listing.notes.append("git ignores this folder as a whole; its files were read anyway")
-    listing.paths = sorted(set(listing.paths), key=lambda path: path.split("/"))
+    paths = {*listing.paths, *_special_files(folder, listing.paths)}
+    listing.paths = sorted(paths, key=lambda path: path.split("/"))
     return listing
+
+
+def _special_files(folder: Path, paths: list[str]) -> Iterator[str]:
+    """Yields pipes, sockets and devices beside listed files: git says nothing of them."""
+    parents = {"", *(path.rpartition("/")[0] for path in paths)}
+    for parent in parents:
+        try:
+            entries = list(os.scandir(folder / parent))
+        except OSError:
+            continue
+        for entry in entries:
+            if not (entry.is_symlink() or entry.is_dir() or entry.is_file()):
+                yield f"{parent}/{entry.name}" if parent else entry.name
 
 
 def _ask_git(folder: Path, shown: str, listing: Listing) -> str | None:

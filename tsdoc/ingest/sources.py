@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tsdoc.errors import InputError, PartialInputError, UsageError
+from tsdoc.ingest.chapters import split_text
 from tsdoc.ingest.decode import decode
 from tsdoc.ingest.document import Document, IngestWarning, Section, SkippedFile, SourceFile
 from tsdoc.ingest.extract import LOSSES, Extract
 from tsdoc.ingest.gather import Item, gather, shown_name
-from tsdoc.ingest.lines import split_markdown, split_text
+from tsdoc.ingest.markdown import split_markdown
 from tsdoc.ingest.narrow import narrow_to_section
 from tsdoc.ingest.options import IngestOptions
 from tsdoc.ingest.pdf import read_pdf
