@@ -40,20 +40,25 @@ class ModelSettings(_Group):
 
     Attributes:
         source: `default`, `hf:ORG/NAME[@REV]`, `pypi:NAME`, or the path of a directory or .gguf.
+        name: What the model is called, where `source` does not say it.
         licence: SPDX id or name of the weights' licence; None when unknown.
         note: Said once when the model is used ("an unofficial copy of …").
         wheels: For `pypi:` sources, the wheels whose members joined in order are a GGUF file.
         gguf_sha256: Hex digest of the joined file.
+        download_bytes: Size of the download, where the source does not say it.
+        disk_bytes: Free disk needed to download and convert, work files included.
         small: Whether answers should be checked against the pages with special care; said once.
     """
 
     source: str = "default"
+    name: str | None = None
     licence: str | None = None
     licence_url: str | None = None
     note: str | None = None
     wheels: tuple[Wheel, ...] = ()
     gguf_sha256: str | None = None
-    download_bytes: int | None = None
+    download_bytes: Positive | None = None
+    disk_bytes: Positive | None = None
     small: bool = False
 
 

@@ -1,0 +1,163 @@
+"""Converted models under `Home.models`: one directory per GGUF content, made once and whole.
+
+A conversion works in a hidden directory beside its target and renames it at the end, under a lock
+that dies with its owner. Whoever holds the lock may delete what an earlier owner left behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tsdoc.errors import ModelError, ResourceError
+from tsdoc.home import Home, private_dir
+from tsdoc.models.gguf_convert import CONVERTER_VERSION, convert_gguf
+
+_LABEL = "tsdoc-model.json"
+_PARTIAL = re.compile(r"\.partial-(?P<name>gguf-[0-9a-f]{16}-v\d+)-\w+", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvertedModel:
+    """A converted model on this disk.
+
+    Attributes:
+        name: As the source was called ("embedded", "SmolLM2.gguf").
+        source: Where it came from.
+        gguf_sha256: Of the file it was converted from.
+        num_bytes: Size on disk.
+    """
+
+    name: str
+    source: str
+    gguf_sha256: str
+    directory: Path
+    num_bytes: int
+
+
+def find_converted(home: Home, gguf_sha256: str) -> Path | None:
+    """Returns the directory of the model converted from the GGUF with this hash, or None."""
+    directory = _directory(home, gguf_sha256)
+    return directory if (directory / _LABEL).is_file() else None
+
+
+def list_converted(home: Home) -> list[ConvertedModel]:
+    """Returns every complete converted model."""
+    models = []
+    for label in sorted(home.models.glob(f"gguf-*/{_LABEL}")):
+        try:
+            value = json.loads(label.read_text("utf-8"))
+            models.append(
+                ConvertedModel(
+                    name=str(value["name"]),
+                    source=str(value["source"]),
+                    gguf_sha256=str(value["gguf_sha256"]),
+                    directory=label.parent,
+                    num_bytes=sum(path.stat().st_size for path in label.parent.iterdir()),
+                )
+            )
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # damaged or being deleted: not a model
+    return models
+
+
+def make_converted(
+    home: Home,
+    *,
+    gguf_sha256: str,
+    name: str,
+    source: str,
+    fetch: Callable[[Path], Path],
+    on_progress: Callable[[int, int], None],
+) -> Path:
+    """Converts a GGUF file unless that was done before, and returns the model directory.
+
+    Args:
+        home: Where it goes.
+        gguf_sha256: Hash of the file that `fetch` returns.
+        name: For lists of models.
+        source: For lists of models.
+        fetch: Gets a private directory to work in and returns the GGUF file.
+        on_progress: Called with (bytes converted, bytes in all).
+
+    Raises:
+        ModelError: the file is damaged, not supported, or cannot be had.
+        ResourceError: the disk is full.
+    """
+    from filelock import FileLock
+
+    target = _directory(home, gguf_sha256)
+    private_dir(home.models)
+    _remove_leftovers(home)
+    with FileLock(_lock_path(home, target.name)):
+        if find_converted(home, gguf_sha256):
+            return target
+        work = Path(tempfile.mkdtemp(prefix=f".partial-{target.name}-", dir=home.models))
+        try:
+            with _disk_errors(home.models):
+                result = work / "model"
+                result.mkdir(mode=0o700)
+                convert_gguf(fetch(work), result, on_progress)
+                label = {"name": name, "source": source, "gguf_sha256": gguf_sha256}
+                (result / _LABEL).write_text(json.dumps(label) + "\n", "utf-8")
+                _publish(result, target)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+    return target
+
+
+def _directory(home: Home, gguf_sha256: str) -> Path:
+    return home.models / f"gguf-{gguf_sha256[:16].lower()}-v{CONVERTER_VERSION}"
+
+
+def _lock_path(home: Home, name: str) -> Path:
+    return home.models / f".lock-{name}"
+
+
+def _publish(result: Path, target: Path) -> None:
+    """Brings `result` to the disk, then gives it its name."""
+    for path in [*result.iterdir(), result]:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    if target.exists():  # without a label: not made by `make_converted`, or damaged since
+        shutil.rmtree(target)
+    result.rename(target)
+
+
+def _remove_leftovers(home: Home) -> None:
+    """Deletes working directories whose owner is gone: their lock is free."""
+    from filelock import FileLock, Timeout
+
+    for path in home.models.glob(".partial-*"):
+        match = _PARTIAL.fullmatch(path.name)
+        if match is None:
+            continue
+        with contextlib.suppress(Timeout), FileLock(_lock_path(home, match["name"]), timeout=0):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _disk_errors(where: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise ResourceError(
+                "the disk is full",
+                where=str(where),
+                hint="Free some space, or point TSDOC_HOME to another disk.",
+            ) from error
+        raise ModelError(
+            f"the model cannot be written ({error.strerror})", where=str(where)
+        ) from error

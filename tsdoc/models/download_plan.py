@@ -1,0 +1,64 @@
+"""What is about to be downloaded, and whether there is room for it."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from tsdoc.errors import ResourceError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DownloadPlan:
+    """Shown to the user, and agreed to, before a download.
+
+    Attributes:
+        download_bytes: Size of the download; None when unknown.
+        disk_bytes: Free space needed at the destination, work files included.
+        free_bytes: Free space there.
+    """
+
+    name: str
+    licence: str | None
+    licence_url: str | None
+    destination: Path
+    download_bytes: int | None
+    disk_bytes: int
+    free_bytes: int
+
+    @property
+    def question(self) -> str:
+        """The plan as a question, one line."""
+        size = "size unknown" if self.download_bytes is None else readable_size(self.download_bytes)
+        url = f" ({self.licence_url})" if self.licence_url else ""
+        return (
+            f"Download {self.name}: {size}, licence {self.licence or 'unknown'}{url}, "
+            f"to {self.destination} ({readable_size(self.free_bytes)} free)?"
+        )
+
+    def check_room(self) -> None:
+        """Checks the free disk.
+
+        Raises:
+            ResourceError: it does not suffice.
+        """
+        if self.disk_bytes > self.free_bytes:
+            raise ResourceError(
+                f"the model needs {readable_size(self.disk_bytes)} of disk, "
+                f"{readable_size(self.free_bytes)} are free",
+                where=str(self.destination),
+                hint="Free some space, or point TSDOC_HOME (HF_HOME for hf: models) elsewhere.",
+            )
+
+
+def readable_size(num_bytes: int) -> str:
+    """Returns a size in decimal units ("478 MB", "15.2 GB")."""
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.0f} MB"
+
+
+def free_bytes(directory: Path) -> int:
+    """Returns the free disk where `directory` is, or is going to be."""
+    while not directory.exists():
+        directory = directory.parent
+    return shutil.disk_usage(directory).free

@@ -1,0 +1,125 @@
+"""Fingerprints of models: hex digests over the content of their files.
+
+Hashing gigabytes takes seconds, so the hash of a big file is remembered together with the file's
+device, inode, size, mtime and ctime. Equal size and mtime alone prove nothing; a ctime cannot be
+set back by a program, and a file changed within the clock's grain is not remembered at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+
+from tsdoc.errors import ModelError
+from tsdoc.home import Home, private_dir
+from tsdoc.models.weights import INDEX_FILE, weight_files
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+)
+CONFIG_FILES = ("config.json", "generation_config.json")
+_CACHE_NAME = "content-hashes.json"
+_GRAIN_NS = 100_000_000
+_MAX_ENTRIES = 1000
+
+
+def model_fingerprint(directory: Path, home: Home) -> str:
+    """Returns the hex digest over weights, tokenizer, template and configuration.
+
+    Raises:
+        ModelError: a file is missing or cannot be read.
+    """
+    weights = [(path.name, content_hash(path, home)) for path in weight_files(directory)]
+    return _combine(
+        weights + _small_files(directory, (INDEX_FILE, *CONFIG_FILES, *TOKENIZER_FILES))
+    )
+
+
+def tokenizer_fingerprint(directory: Path) -> str:
+    """Returns the hex digest over what decides token ids: tokenizer and chat template."""
+    return _combine(_small_files(directory, TOKENIZER_FILES))
+
+
+def content_hash(path: Path, home: Home) -> str:
+    """Returns the SHA-256 of a file, from the cache under `home.models` where that is safe.
+
+    Raises:
+        ModelError: it cannot be read, or changes while it is read.
+    """
+    started_ns = time.time_ns()
+    key = str(path.resolve())
+    cache_path = private_dir(home.models) / _CACHE_NAME
+    cache = _read_cache(cache_path)
+    identity = _identity(path)
+    known = cache.get(key)
+    if isinstance(known, list) and len(known) == 2 and known[0] == identity:
+        return str(known[1])
+    digest = file_sha256(path)
+    if _identity(path) != identity:
+        raise ModelError("the file changes while it is read", where=str(path))
+    if started_ns - identity[-1] > _GRAIN_NS:
+        cache.pop(key, None)
+        cache[key] = [identity, digest]
+        _write_cache(cache_path, dict(list(cache.items())[-_MAX_ENTRIES:]))
+    return digest
+
+
+def file_sha256(path: Path) -> str:
+    """Returns the SHA-256 of a file's content as hex.
+
+    Raises:
+        ModelError: it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise ModelError(f"cannot be read ({error.strerror})", where=str(path)) from error
+
+
+def _identity(path: Path) -> list[int]:
+    try:
+        info = path.stat()
+    except OSError as error:
+        raise ModelError(f"cannot be read ({error.strerror})", where=str(path)) from error
+    return [info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns]
+
+
+def _small_files(directory: Path, names: tuple[str, ...]) -> list[tuple[str, str]]:
+    present = [name for name in names if (directory / name).is_file()]
+    return [(name, file_sha256(directory / name)) for name in present]
+
+
+def _combine(files: list[tuple[str, str]]) -> str:
+    text = "".join(f"{name}\0{digest}\n" for name, digest in sorted(files))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _read_cache(path: Path) -> dict[str, object]:
+    # A damaged cache only costs hashing again.
+    with contextlib.suppress(OSError, ValueError):
+        value = json.loads(path.read_text("utf-8"))
+        if isinstance(value, dict):
+            return value
+    return {}
+
+
+def _write_cache(path: Path, cache: dict[str, object]) -> None:
+    # Two processes may write at once; the last one wins whole, which only costs hashing again.
+    with contextlib.suppress(OSError):
+        handle, name = tempfile.mkstemp(prefix=".content-hashes-", dir=path.parent)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                json.dump(cache, file)
+            Path(name).replace(path)
+        except OSError:
+            Path(name).unlink(missing_ok=True)
+            raise

