@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from tsdoc.cli.app import main
+import sys
+
+
+def main() -> None:
+    """Runs the command line; Ctrl-C is one line even while it is still being imported."""
+    try:
+        from tsdoc.cli.app import main as run
+
+        run()
+    except KeyboardInterrupt:
+        sys.stderr.write("tsdoc: stopped\n")
+        sys.exit(130)
+
 
 if __name__ == "__main__":
     main()

@@ -1,0 +1,189 @@
+"""A command line run in this process: real arguments, made streams, a made library."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tsdoc.cli.app import build_app
+from tsdoc.cli.console import Terminal
+from tsdoc.cli.edge import run_command
+from tsdoc.cli.services import Services
+from tsdoc.home import Home
+from tsdoc.ingest.document import Document, IngestWarning, Section, SkippedFile, SourceFile
+from tsdoc.ingest.options import IngestOptions
+from tsdoc.progress import Reporter
+from tsdoc.settings import Settings
+
+
+class Screen(io.StringIO):
+    """A stream that may claim to be a terminal."""
+
+    def __init__(self, text: str = "", *, terminal: bool = False) -> None:
+        super().__init__(text)
+        self._terminal = terminal
+
+    def isatty(self) -> bool:
+        return self._terminal
+
+
+@dataclass
+class FakeSession:
+    """A session whose answers are given; it records what it was opened with and asked."""
+
+    settings: Settings
+    sources: tuple[str, ...]
+    ingest: IngestOptions
+    offline: bool
+    reporter: Reporter
+    behaviour: FakeServices
+    asked: list[str] = field(default_factory=list)
+    closed: bool = False
+
+    @property
+    def model(self) -> SimpleNamespace:
+        return SimpleNamespace(name="test-model", licence="Apache-2.0", small=True, note=None)
+
+    @property
+    def document(self) -> Document:
+        return self.behaviour.document
+
+    @property
+    def warnings(self) -> list[IngestWarning]:
+        return list(self.document.warnings)
+
+    def estimate(self) -> SimpleNamespace:
+        reused = self.behaviour.reused_tokens
+        return SimpleNamespace(
+            prompt_tokens=100, reused_tokens=reused, prefill_tokens=100 - reused, kv_bytes=2_000_000
+        )
+
+    def prepare(self) -> SimpleNamespace:
+        reused = self.behaviour.reused_tokens
+        return SimpleNamespace(
+            prompt_tokens=100,
+            reused_tokens=reused,
+            computed_tokens=100 - reused,
+            kept=True,
+            entry_id="abc123",
+            times_s={"prefill": 1.5},
+        )
+
+    def ask(self, question: str, on_text: Callable[[str], None]) -> SimpleNamespace:
+        self.asked.append(question)
+        self.behaviour.before_answer(self.reporter)
+        for piece in self.behaviour.pieces:
+            on_text(piece)
+        return SimpleNamespace(
+            question=question,
+            text="".join(self.behaviour.pieces),
+            finish_reason=self.behaviour.finish_reason,
+            prompt_tokens=110,
+            reused_tokens=100,
+            generated_tokens=len(self.behaviour.pieces),
+            selection_steps=4,
+            selection_hits=3,
+            times_s={"question": 0.5, "decode": 1.0},
+        )
+
+
+class FakeServices(Services):
+    """A library that reads nothing and answers what it is told to."""
+
+    def __init__(self, home: Path) -> None:
+        self.root = home
+        self.pieces = ["The villain", " is Moriarty."]
+        self.finish_reason = "stop"
+        self.reused_tokens = 0
+        self.document = make_document()
+        self.sessions: list[FakeSession] = []
+        self.before_answer: Callable[[Reporter], None] = lambda reporter: None
+
+    def home(self) -> Home:
+        return Home(self.root)
+
+    @contextmanager
+    def open_session(self, **arguments: Any) -> Iterator[Any]:
+        arguments.pop("home")
+        arguments["sources"] = tuple(arguments["sources"])
+        session = FakeSession(**arguments, behaviour=self)
+        for warning in self.document.warnings:
+            session.reporter.warn(warning.code, warning.where, warning.message)
+        self.sessions.append(session)
+        try:
+            yield session
+        finally:
+            session.closed = True
+
+    def read_sources(
+        self, sources: Sequence[str], options: IngestOptions, reporter: Reporter
+    ) -> Document:
+        return self.document
+
+    def token_counter(self, **arguments: Any) -> None:
+        return None
+
+
+def make_document(**changes: Any) -> Document:
+    """Returns a document of two files, with one warning and one skipped file."""
+    values: dict[str, Any] = {
+        "name": "shelf",
+        "files": tuple(
+            SourceFile(name=name, path=None, kind="text", num_bytes=10, sha256="0" * 64)
+            for name in ("a/small.txt", "big.txt")
+        ),
+        "sections": (
+            Section(file=0, titles=(), text="few words", first_line=1),
+            Section(file=1, titles=("One",), text="many words " * 50, first_line=1),
+            Section(file=1, titles=("Two",), text="more words " * 90, first_line=7),
+        ),
+        "warnings": (IngestWarning(code="decoded_lossily", where="big.txt", message="guessed"),),
+        "skipped": (SkippedFile(name="logo.png", reason="binary", num_bytes=2048),),
+    }
+    return Document(**{**values, **changes})
+
+
+@dataclass
+class Result:
+    """How a command ended."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+    def json(self) -> dict[str, Any]:
+        value = json.loads(self.stdout)
+        assert isinstance(value, dict)
+        return value
+
+
+Cli = Callable[..., Result]
+
+
+@pytest.fixture
+def services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeServices:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.delenv("TSDOC_PASSWORD", raising=False)
+    monkeypatch.chdir(tmp_path)
+    return FakeServices(tmp_path / "home")
+
+
+@pytest.fixture
+def cli(services: FakeServices) -> Cli:
+    """Runs a command line and returns its exit code and streams."""
+
+    def run(*args: str, terminal: bool = False, stdin: str = "") -> Result:
+        stdout, stderr = Screen(terminal=terminal), Screen(terminal=terminal)
+        screen = Terminal(stdin=Screen(stdin, terminal=terminal), stdout=stdout, stderr=stderr)
+        code = run_command(build_app(), args, terminal=screen, services=services)
+        return Result(code, stdout.getvalue(), stderr.getvalue())
+
+    return run

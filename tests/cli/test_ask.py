@@ -1,0 +1,163 @@
+"""ask, summarize and ingest against a made session."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Cli, FakeServices
+from tsdoc.progress import Reporter
+
+ANSWER = "The villain is Moriarty.\n"
+
+
+def test_the_answer_alone_is_on_stdout(cli: Cli) -> None:
+    result = cli("ask", "book.txt", "Who is the villain?")
+    assert (result.code, result.stdout) == (0, ANSWER)
+    assert "110 prompt tokens, 100 of them reused; 2 generated" in result.stderr
+
+
+def test_the_session_gets_sources_options_and_settings(cli: Cli, services: FakeServices) -> None:
+    result = cli(
+        "ask", "a.txt", "b.txt", "Who?", "--pages", "2-3", "--section", "Two",
+        "--include", "*.txt", "--exclude", "x/", "--strict", "--password", "pw", "--offline",
+        "--model", "hf:A/B", "--device", "cpu", "--no-store", "--max-new-tokens", "9",
+        "--temperature", "0.5", "--top-p", "0.9", "--seed", "7", "--set", "top_k=64",
+    )  # fmt: skip
+    assert result.code == 0, result.stderr
+    (session,) = services.sessions
+    assert session.sources == ("a.txt", "b.txt")
+    assert session.asked == ["Who?"]
+    assert session.offline
+    assert session.closed
+    ingest, settings = session.ingest, session.settings
+    assert (ingest.pages, ingest.section, ingest.strict) == (((2, 3),), "Two", True)
+    assert (ingest.include, ingest.exclude, ingest.password) == (("*.txt",), ("x/",), "pw")
+    assert (settings.model.source, settings.engine.device) == ("hf:A/B", "cpu")
+    assert (settings.store.enabled, settings.selection.top_k) == (False, 64)
+    answer = settings.answer
+    assert (answer.max_new_tokens, answer.temperature, answer.top_p, answer.seed) == (
+        9,
+        0.5,
+        0.9,
+        7,
+    )
+
+
+def test_several_questions_are_answered_in_one_session(cli: Cli, services: FakeServices) -> None:
+    result = cli("ask", "a.txt", "-q", "Who?", "-q", "Why?")
+    assert result.stdout == f"> Who?\n\n{ANSWER}\n> Why?\n\n{ANSWER}"
+    assert [session.asked for session in services.sessions] == [["Who?", "Why?"]]
+
+
+def test_json_is_one_object(cli: Cli) -> None:
+    value = cli("ask", "a.txt", "Who?", "--json").json()
+    assert value["schema"] == "tsdoc.ask/1"
+    assert value["model"] == {"name": "test-model", "licence": "Apache-2.0", "small": True}
+    assert value["prompt_tokens"] == 100
+    assert value["entry"] == "abc123"
+    assert value["warnings"] == [
+        {"code": "decoded_lossily", "where": "big.txt", "message": "guessed"}
+    ]
+    assert value["answers"] == [
+        {
+            "question": "Who?",
+            "text": "The villain is Moriarty.",
+            "finish_reason": "stop",
+            "prompt_tokens": 110,
+            "reused_tokens": 100,
+            "generated_tokens": 2,
+            "selection_cache": {"steps": 4, "hits": 3},
+            "times_s": {"question": 0.5, "decode": 1.0},
+        }
+    ]
+
+
+def test_a_cut_answer_is_marked(cli: Cli, services: FakeServices) -> None:
+    services.finish_reason = "length"
+    result = cli("ask", "a.txt", "Who?")
+    assert "the answer was cut after 2 tokens; --max-new-tokens allows more" in result.stderr
+    assert "answer_cut" in cli("ask", "a.txt", "Who?", "--json").stdout
+
+
+def test_a_small_model_is_said_for_a_new_source_only(cli: Cli, services: FakeServices) -> None:
+    assert "test-model is a small model" in cli("ask", "a.txt", "Who?").stderr
+    services.reused_tokens = 90
+    assert "small model" not in cli("ask", "a.txt", "Who?").stderr
+
+
+def test_quiet_leaves_warnings_alone(cli: Cli) -> None:
+    result = cli("ask", "a.txt", "Who?", "--quiet")
+    assert result.stderr == "warning: big.txt: guessed\n"
+
+
+def test_a_password_is_said_to_put_text_into_the_store(cli: Cli) -> None:
+    assert "--no-store avoids it" in cli("ask", "a.txt", "Who?", "--password", "x").stderr
+    result = cli("ask", "a.txt", "Who?", "--password", "x", "--no-store")
+    assert "--no-store avoids it" not in result.stderr
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_ctrl_c_says_what_is_kept(cli: Cli, services: FakeServices, as_json: bool) -> None:
+    def stop(reporter: Reporter) -> None:
+        reporter.start("prefill", 105_312, "tokens")
+        reporter.advance(45_056)
+        raise KeyboardInterrupt
+
+    services.before_answer = stop
+    result = cli("ask", "a.txt", "Who?", "--quiet", *(["--json"] if as_json else []))
+    assert result.code == 130
+    last = result.stderr.splitlines()[-1]
+    assert last == (
+        "tsdoc: stopped; 45,056 of 105,312 tokens are kept, run the same command to go on"
+    )
+    assert services.sessions[0].closed
+    if as_json:
+        assert result.json()["error"]["code"] == "interrupted"
+
+
+def test_ctrl_c_without_a_store_keeps_nothing(cli: Cli, services: FakeServices) -> None:
+    def stop(reporter: Reporter) -> None:
+        reporter.start("prefill", 100, "tokens")
+        reporter.advance(50)
+        raise KeyboardInterrupt
+
+    services.before_answer = stop
+    assert cli("ask", "a.txt", "Who?", "--no-store").stderr.endswith("tsdoc: stopped\n")
+
+
+def test_summarize_asks_for_the_length(cli: Cli, services: FakeServices) -> None:
+    value = cli("summarize", "a.txt", "--length", "400", "--json").json()
+    (session,) = services.sessions
+    assert "about 400 words" in session.asked[0]
+    assert session.settings.answer.max_new_tokens == 800
+    assert (value["schema"], value["length_words"]) == ("tsdoc.summarize/1", 400)
+    assert value["answers"][0]["text"] == "The villain is Moriarty."
+
+
+def test_summarize_keeps_the_users_limit(cli: Cli, services: FakeServices) -> None:
+    cli("summarize", "a.txt", "--length", "400", "--max-new-tokens", "50")
+    assert services.sessions[0].settings.answer.max_new_tokens == 50
+
+
+def test_ingest_says_what_is_kept(cli: Cli) -> None:
+    result = cli("ingest", "a.txt")
+    assert result.stdout == "shelf: 100 tokens, 0 of them reused, kept as abc123 (2.0 MB, 2 s)\n"
+    value = cli("ingest", "a.txt", "--json").json()
+    assert (value["schema"], value["computed_tokens"]) == ("tsdoc.ingest/1", 100)
+
+
+@pytest.mark.parametrize("command", ["summarize", "ingest", "tokens", "text"])
+def test_a_source_is_needed(cli: Cli, command: str) -> None:
+    result = cli(command)
+    assert result.code == 2
+    assert result.stderr == f"tsdoc: SOURCE missing. For example: tsdoc {command} book.pdf\n"
+
+
+def test_question_missing_is_one_line_and_exit_2(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "book.txt").write_text("text")
+    result = cli("ask", "book.txt")
+    assert (result.code, result.stdout) == (2, "")
+    assert result.stderr.count("\n") == 1
+    assert 'tsdoc ask book.txt "your question"' in result.stderr

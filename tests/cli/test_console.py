@@ -1,0 +1,185 @@
+"""Streams: encodings, terminals, hostile text, progress, questions."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+
+from tests.cli.conftest import Cli, FakeServices, Screen, make_document
+from tsdoc.cli.console import Terminal
+from tsdoc.cli.reporter import ConsoleReporter, Stage, amount, duration
+from tsdoc.ingest.document import Section, SkippedFile, SourceFile
+
+HOSTILE = "\x1b[31m\x07[bold]\u202e\r\n\t"
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def screen(*, terminal: bool = False, stdin: str = "") -> tuple[Terminal, Screen, Screen]:
+    stdout, stderr = Screen(terminal=terminal), Screen(terminal=terminal)
+    typed = Screen(stdin, terminal=terminal)
+    return Terminal(stdin=typed, stdout=stdout, stderr=stderr), stdout, stderr
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "ascii", "utf-8"])
+def test_no_encoding_is_too_small(encoding: str) -> None:
+    raw = io.BytesIO()
+    stdout = io.TextIOWrapper(raw, encoding=encoding)
+    terminal = Terminal(stdin=io.StringIO(), stdout=stdout, stderr=io.StringIO())
+    terminal.write("a → ☃ 😀 \udcff z\n")
+    terminal.flush()
+    text = raw.getvalue().decode(encoding)
+    assert text.startswith("a ")
+    assert text.endswith(" z\n")
+    assert ("→" in text) == (encoding == "utf-8")
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "ascii", "utf-8"])
+def test_json_loses_nothing_in_any_encoding(encoding: str) -> None:
+    raw = io.BytesIO()
+    stdout = io.TextIOWrapper(raw, encoding=encoding)
+    terminal = Terminal(stdin=io.StringIO(), stdout=stdout, stderr=io.StringIO())
+    value = {"text": "→ ☃ 😀 é \udcff"}
+    terminal.json(value)
+    terminal.flush()
+    assert json.loads(raw.getvalue().decode(encoding)) == value
+
+
+def test_an_answer_is_exact_in_a_pipe_and_visible_on_a_terminal(
+    cli: Cli, services: FakeServices
+) -> None:
+    services.pieces = [HOSTILE]
+    assert cli("ask", "a.txt", "Who?").stdout == f"{HOSTILE}\n"
+    on_screen = cli("ask", "a.txt", "Who?", terminal=True).stdout
+    assert on_screen == "\\x1b[31m\\x07[bold]\\u202e\\r\n\t\n"
+
+
+def test_hostile_names_in_a_table_are_text(cli: Cli, services: FakeServices) -> None:
+    name = "\x1b[31m[bold]x\u202e\n.txt"
+    services.document = make_document(
+        name=name,
+        files=(SourceFile(name=name, path=None, kind="text", num_bytes=1, sha256=""),),
+        sections=(Section(file=0, titles=(f"t{name}",), text="x", first_line=1),),
+        skipped=(SkippedFile(name=name, reason="binary", num_bytes=1),),
+        warnings=(),
+    )
+    for terminal in (False, True):
+        result = cli("tokens", "x", terminal=terminal)
+        assert result.code == 0
+        for stream in (result.stdout.replace("\x1b[1m", "").replace("\x1b[0m", ""), result.stderr):
+            assert "\x1b" not in stream
+            assert "[bold]x\\u202e\\n.txt" in stream
+
+
+def test_plain_progress_comes_every_30_s() -> None:
+    terminal, stdout, stderr = screen()
+    clock = Clock()
+    reporter = ConsoleReporter(terminal, quiet=False, clock=clock)
+    reporter.start("prefill", 10_000, "tokens")
+    for second in range(1, 91):
+        clock.now += 1
+        reporter.advance(second * 100)
+    reporter.finish()
+    assert stdout.getvalue() == ""
+    lines = stderr.getvalue().splitlines()
+    assert len(lines) == 3
+    assert lines[0] == ("prefill: 3,000 of 10,000 tokens (30 %), 100 tokens/s, about 70 s left")
+
+
+def test_what_a_resumed_stage_finds_done_does_not_count_as_speed() -> None:
+    stage = Stage("prefill", 100_000, "tokens", now=0.0)
+    stage.advance(50_000, now=0.1)
+    stage.advance(51_000, now=10.1)
+    assert stage.rate() == pytest.approx(100)
+    assert stage.describe(now=20.1) == (
+        "51,000 of 100,000 tokens (51 %), 100 tokens/s, about 8 min left"
+    )
+
+
+def test_a_stage_without_total_or_progress() -> None:
+    stage = Stage("loading", None, "tensors", now=0.0)
+    assert stage.describe(now=5.0) == ""
+    stage.advance(3, now=1.5)
+    assert stage.describe(now=5.0) == "3 tensors, 2 tensors/s"
+    assert Stage("reading", 0, "pages", now=0.0).describe(now=1.0) == "0 of 0 pages"
+
+
+def test_a_live_line_vanishes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    terminal, _, stderr = screen(terminal=True)
+    reporter = ConsoleReporter(terminal, quiet=False)
+    reporter.start("prefill", 100, "tokens")
+    reporter.advance(50)
+    reporter.note("a note [bold]")
+    reporter.finish()
+    text = stderr.getvalue()
+    assert "of 100 tokens" in text
+    assert "a note [bold]" in text
+    assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1
+
+
+@pytest.mark.parametrize("name", ["dumb", ""])
+def test_a_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv("TERM", name)
+    terminal, _, stderr = screen(terminal=True)
+    reporter = ConsoleReporter(terminal, quiet=False)
+    reporter.start("prefill", 100, "tokens")
+    reporter.advance(50)
+    reporter.finish()
+    assert stderr.getvalue() == ""
+
+
+def test_no_color_is_obeyed(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[3" not in cli("tokens", "x", terminal=True).stdout
+
+
+@pytest.mark.parametrize(
+    ("typed", "agreed"), [("\n", True), ("y\n", True), ("Yes\n", True), ("n\n", False), ("", False)]
+)
+def test_a_question_is_asked_on_a_terminal(typed: str, agreed: bool) -> None:
+    terminal, _, stderr = screen(terminal=True, stdin=typed)
+    assert ConsoleReporter(terminal, quiet=True).confirm("Download 1 GB?") is agreed
+    assert "Download 1 GB? [Y/n] " in stderr.getvalue()
+
+
+def test_without_a_terminal_the_question_is_said_and_answered() -> None:
+    terminal, _, stderr = screen(stdin="n\n")
+    assert ConsoleReporter(terminal, quiet=False).confirm("Download 1 GB?") is True
+    assert stderr.getvalue() == "Download 1 GB? (no terminal to ask on: yes)\n"
+
+
+def test_a_warning_is_said_once() -> None:
+    terminal, _, stderr = screen()
+    reporter = ConsoleReporter(terminal, quiet=False)
+    for _ in range(2):
+        reporter.warn("code", "a.txt p. 3", "no text")
+    assert stderr.getvalue() == "warning: a.txt p. 3: no text\n"
+    assert len(reporter.warnings) == 1
+
+
+def test_numbers_as_people_read_them() -> None:
+    assert [amount(n, "bytes") for n in (5, 2048, 12_500_000, 60_100_000_000)] == [
+        "5 B",
+        "2.0 kB",
+        "12.5 MB",
+        "60.1 GB",
+    ]
+    assert amount(1_048_576, "tokens") == "1,048,576"
+    assert [duration(s) for s in (0.4, 89, 90, 5390, 5400, 36_000)] == [
+        "0 s",
+        "89 s",
+        "2 min",
+        "1 h 30 min",
+        "1 h 30 min",
+        "10 h 0 min",
+    ]

@@ -1,0 +1,198 @@
+"""The command as a process: what it imports, closed pipes, full disks, Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+import tsdoc
+
+REPOSITORY = Path(tsdoc.__file__).parents[1]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(REPOSITORY), "COLUMNS": "80"}
+HEAVY = ["torch", "transformers", "pypdf", "pypdfium2", "pydantic", "numpy", "gguf", "tokenizers"]
+
+
+def run(
+    *args: str, stdin: str | None = "", env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tsdoc", *args],
+        input=stdin,
+        env={**ENVIRONMENT, **(env or {})},
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("args", [["--help"], ["--version"]])
+def test_help_imports_nothing_heavy(args: list[str]) -> None:
+    script = textwrap.dedent(f"""
+        import sys
+        from tsdoc.__main__ import main
+        sys.argv = ["tsdoc", *{args!r}]
+        try:
+            main()
+        except SystemExit as end:
+            assert not end.code, end.code
+        heavy = [name for name in {HEAVY!r} if name in sys.modules]
+        assert not heavy, heavy
+    """)
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_completion_is_offered() -> None:
+    env = {
+        "_TSDOC_COMPLETE": "complete_bash",
+        "COMP_WORDS": "tsdoc summ",
+        "COMP_CWORD": "1",
+    }
+    assert run(env=env).stdout.strip() == "summarize"
+
+
+def shell(command: str, *, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [
+            "bash",
+            "-c",
+            f'set -o pipefail; tsdoc() {{ "{sys.executable}" -m tsdoc "$@"; }}; {command}',
+        ],
+        cwd=cwd,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("unbuffered", ["", "PYTHONUNBUFFERED=1 "])
+def test_a_closed_pipe_is_silent(tmp_path: Path, unbuffered: str) -> None:
+    (tmp_path / "big.txt").write_text("A line of text that is long enough.\n" * 20_000)
+    done = shell(f"export {unbuffered}X=; tsdoc text big.txt | head -1", cwd=tmp_path)
+    assert done.stderr == ""
+    assert done.returncode in (0, 141)
+    assert done.stdout.count("\n") == 1
+
+
+def test_a_closed_pipe_on_both_streams_is_silent(tmp_path: Path) -> None:
+    (tmp_path / "big.txt").write_text("A line of text that is long enough.\n" * 20_000)
+    done = shell("tsdoc text big.txt 2>&1 | head -1", cwd=tmp_path)
+    assert (done.stderr, done.returncode in (0, 141)) == ("", True)
+
+
+def test_help_into_a_closed_pipe_is_silent(tmp_path: Path) -> None:
+    done = shell("tsdoc ask --help | true", cwd=tmp_path)
+    assert (done.stderr, done.returncode in (0, 141)) == ("", True)
+
+
+def test_closed_streams_are_no_error(tmp_path: Path) -> None:
+    done = shell("tsdoc config show >&- 2>&-", cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
+    done = shell("tsdoc config show > /dev/full", cwd=tmp_path)
+    assert done.returncode == 6
+    assert done.stderr.splitlines()[-1] == (
+        "tsdoc: stdout: the output cannot be written (No space left on device)"
+    )
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "ascii"])
+def test_any_encoding_of_stdout_does(tmp_path: Path, encoding: str) -> None:
+    file = tmp_path / "symbols.txt"
+    file.write_text("arrow → check ✓ snow ☃ emoji 😀 ligature ﬁ\n", encoding="utf-8")
+    for command in ("text", "tokens"):
+        done = run(command, str(file), env={"PYTHONIOENCODING": encoding})
+        assert done.returncode == 0
+        assert "Traceback" not in done.stderr
+
+
+def wait_and_interrupt(script: str, *, times: int) -> tuple[int, str, float]:
+    """Runs a script that says "ready", sends SIGINT, and returns exit code, stderr, seconds."""
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        began = time.monotonic()
+        for _ in range(times):
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.3)
+        _, stderr = process.communicate(timeout=30)
+        return process.returncode, stderr, time.monotonic() - began
+
+
+SLOW_COMMAND = """
+    import contextlib, sys, time
+    from tsdoc.cli.app import main
+    from tsdoc.cli.services import Services
+
+    class Slow(Services):
+        @contextlib.contextmanager
+        def open_session(self, **arguments):
+            try:
+                print("ready", flush=True)
+                time.sleep(60)
+                yield
+            finally:
+                time.sleep({closing})
+
+    main(["ask", "a.txt", "Who?"], services=Slow())
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")
+def test_the_first_ctrl_c_ends_in_good_order() -> None:
+    code, stderr, _ = wait_and_interrupt(SLOW_COMMAND.format(closing=0), times=1)
+    assert (code, stderr) == (130, "tsdoc: stopped\n")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")
+def test_the_second_ctrl_c_ends_at_once() -> None:
+    code, stderr, seconds = wait_and_interrupt(SLOW_COMMAND.format(closing=20), times=2)
+    assert (code, stderr) == (130, "")
+    assert seconds < 10
+
+
+def test_ctrl_c_while_importing_is_one_line() -> None:
+    script = """
+        import sys
+        from tsdoc.__main__ import main
+
+        class Interrupting:
+            def find_spec(self, name, path=None, target=None):
+                if name == "tsdoc.cli.app":
+                    raise KeyboardInterrupt
+
+        sys.meta_path.insert(0, Interrupting())
+        main()
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "tsdoc: stopped\n")

@@ -1,0 +1,128 @@
+"""What ask, summarize and ingest have in common: opening a session, showing and listing answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from tsdoc.cli.options import Reading
+from tsdoc.cli.run import Run
+
+if TYPE_CHECKING:
+    from tsdoc.ingest.document import Document
+    from tsdoc.session import Answer, Session
+    from tsdoc.settings import Settings
+
+
+@contextmanager
+def open_sources(
+    run: Run, *, settings: Settings, sources: Sequence[str], reading: Reading, offline: bool
+) -> Iterator[Session]:
+    """Opens a session and says what should be known before its first answer."""
+    ingest = run.ingest_options(reading)
+    run.keeps = settings.store.enabled
+    with run.services.open_session(
+        settings=settings,
+        home=run.services.home(),
+        sources=sources,
+        ingest=ingest,
+        reporter=run.reporter,
+        offline=offline,
+    ) as session:
+        if ingest.password is not None and settings.store.enabled:
+            run.reporter.note(
+                "the text of decrypted documents is kept in the store (--no-store avoids it)"
+            )
+        if session.model.small and session.estimate().reused_tokens == 0:
+            run.reporter.note(
+                f"{session.model.name} is a small model: check its answers against the pages"
+            )
+        yield session
+
+
+def answer_all(run: Run, session: Session, questions: Sequence[str]) -> list[Answer]:
+    """Asks every question and streams its answer to stdout, unless JSON was asked for."""
+    answers = []
+    for number, question in enumerate(questions):
+        show = _ignore if run.output.json else run.terminal.write
+        if len(questions) > 1 and not run.output.json:
+            run.terminal.line(f"{'' if number == 0 else chr(10)}> {question}\n")
+        answer = session.ask(question, show)
+        if not run.output.json:
+            run.terminal.line()
+            run.terminal.flush()
+        answers.append(answer)
+        report(run, answer)
+    return answers
+
+
+def report(run: Run, answer: Answer) -> None:
+    """Says on stderr what an answer cost, and whether it was cut."""
+    if answer.finish_reason == "length":
+        run.reporter.warn(
+            "answer_cut",
+            "",
+            f"the answer was cut after {answer.generated_tokens:,} tokens; "
+            "--max-new-tokens allows more",
+        )
+    seconds = sum(answer.times_s.values())
+    run.reporter.note(
+        f"{answer.prompt_tokens:,} prompt tokens, {answer.reused_tokens:,} of them reused; "
+        f"{answer.generated_tokens:,} generated; {seconds:.1f} s"
+    )
+
+
+def session_json(session: Session, answers: Sequence[Answer]) -> dict[str, object]:
+    """Returns the part of the JSON object that ask and summarize share."""
+    prepared = session.prepare()
+    return {
+        "model": model_json(session),
+        "document": document_json(session.document),
+        "prompt_tokens": prepared.prompt_tokens,
+        "reused_tokens": prepared.reused_tokens,
+        "computed_tokens": prepared.computed_tokens,
+        "kept": prepared.kept,
+        "entry": prepared.entry_id,
+        "times_s": dict(prepared.times_s),
+        "answers": [answer_json(answer) for answer in answers],
+    }
+
+
+def model_json(session: Session) -> dict[str, object]:
+    """Returns which model answered."""
+    model = session.model
+    return {"name": model.name, "licence": model.licence, "small": model.small}
+
+
+def document_json(document: Document) -> dict[str, object]:
+    """Returns what was read."""
+    return {
+        "name": document.name,
+        "files": [
+            {"name": file.name, "kind": file.kind, "bytes": file.num_bytes, "sha256": file.sha256}
+            for file in document.files
+        ],
+        "skipped": [
+            {"name": file.name, "reason": file.reason, "bytes": file.num_bytes}
+            for file in document.skipped
+        ],
+    }
+
+
+def answer_json(answer: Answer) -> dict[str, object]:
+    """Returns one answer."""
+    return {
+        "question": answer.question,
+        "text": answer.text,
+        "finish_reason": answer.finish_reason,
+        "prompt_tokens": answer.prompt_tokens,
+        "reused_tokens": answer.reused_tokens,
+        "generated_tokens": answer.generated_tokens,
+        "selection_cache": {"steps": answer.selection_steps, "hits": answer.selection_hits},
+        "times_s": dict(answer.times_s),
+    }
+
+
+def _ignore(text: str) -> None:
+    """Takes streamed text that goes into JSON as a whole."""

@@ -1,0 +1,180 @@
+"""`tsdoc ask`, `tsdoc summarize` and `tsdoc ingest`: the commands that run the model."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tsdoc.cli.answering import answer_all, document_json, model_json, open_sources, session_json
+from tsdoc.cli.arguments import parse_request, require_sources
+from tsdoc.cli.command import command
+from tsdoc.cli.options import Engine, Model, Reading, Sampling, Sources, Tuning
+from tsdoc.cli.reporter import amount, duration
+from tsdoc.cli.run import Run
+
+PANEL = "Questions"
+TOKENS_PER_WORD = 2  # room for languages and models that need more tokens than English text
+SUMMARY = (
+    "Summarise the whole document in about {words} words. Say what kind of document it is and what "
+    "it is about, then its main people, parts or claims in the order of the document, and how it "
+    "ends or what it concludes. Use only what the document says."
+)
+
+Items = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar='SOURCE... "QUESTION"',
+        help="Files, directories or - for standard input, and the question last.",
+        show_default=False,
+    ),
+]
+Questions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--question",
+        "-q",
+        metavar="TEXT",
+        help="A question; then every argument is a SOURCE. May be repeated.",
+        show_default=False,
+    ),
+]
+QuestionsFile = Annotated[
+    str | None,
+    typer.Option(
+        "--questions",
+        metavar="FILE",
+        help="A file with one question per line; # begins a comment.",
+    ),
+]
+Length = Annotated[
+    int,
+    typer.Option("--length", metavar="WORDS", min=20, max=5000, help="About so many words."),
+]
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Registers ask, summarize and ingest."""
+    command(
+        app,
+        panel=PANEL,
+        usage='SOURCE... "QUESTION" [OPTIONS]',
+        examples=[
+            ("A question about a book", 'tsdoc ask book.pdf "Who inherits the house?"'),
+            ("About a part of it", 'tsdoc ask book.pdf --pages 100-180 "What is decided?"'),
+            ("Several questions", 'tsdoc ask src/ -q "What is it for?" -q "How is it tested?"'),
+            ("From a pipe, for a script", "man bash | tsdoc ask - 'What is a job?' --json"),
+        ],
+    )(ask)
+    command(
+        app,
+        panel=PANEL,
+        usage="SOURCE... [OPTIONS]",
+        examples=[
+            ("A summary of a whole book", "tsdoc summarize book.pdf"),
+            ("A longer one of one part", "tsdoc summarize book.pdf --pages 1-60 --length 500"),
+        ],
+    )(summarize)
+    command(
+        app,
+        panel=PANEL,
+        usage="SOURCE... [OPTIONS]",
+        examples=[
+            ("Read a book now, ask later", "tsdoc ingest book.pdf"),
+            ("A repository without its tests", "tsdoc ingest . --exclude 'tests/'"),
+        ],
+    )(ingest)
+
+
+def ask(
+    run: Run,
+    items: Items = None,
+    questions: Questions = None,
+    questions_file: QuestionsFile = None,
+    *,
+    reading: Reading,
+    tuning: Tuning,
+    model: Model,
+    engine: Engine,
+    sampling: Sampling,
+) -> None:
+    """Ask a question of books, PDFs or a repository.
+
+    The sources are read and prefilled once; further questions reuse what is kept and take seconds.
+    The answer goes to stdout, everything else to stderr. Ctrl-C keeps what was prefilled.
+    """
+    request = parse_request(items or [], questions=questions or [], questions_file=questions_file)
+    settings = run.settings(tuning, model=model, engine=engine, sampling=sampling).settings
+    with open_sources(
+        run, settings=settings, sources=request.sources, reading=reading, offline=model.offline
+    ) as session:
+        answers = answer_all(run, session, request.questions)
+        if run.output.json:
+            run.answer(session_json(session, answers))
+
+
+def summarize(
+    run: Run,
+    sources: Sources = None,
+    length: Length = 250,
+    *,
+    reading: Reading,
+    tuning: Tuning,
+    model: Model,
+    engine: Engine,
+    sampling: Sampling,
+) -> None:
+    """Summarise the whole of the sources in one pass."""
+    require_sources(sources or [], command="summarize")
+    resolved = run.settings(tuning, model=model, engine=engine, sampling=sampling)
+    settings = resolved.settings
+    if resolved.origins["answer.max_new_tokens"] == "built-in":
+        room = max(settings.answer.max_new_tokens, length * TOKENS_PER_WORD)
+        answer = settings.answer.model_copy(update={"max_new_tokens": room})
+        settings = settings.model_copy(update={"answer": answer})
+    with open_sources(
+        run, settings=settings, sources=sources or [], reading=reading, offline=model.offline
+    ) as session:
+        answers = answer_all(run, session, [SUMMARY.format(words=length)])
+        if run.output.json:
+            run.answer({"length_words": length, **session_json(session, answers)})
+
+
+def ingest(
+    run: Run,
+    sources: Sources = None,
+    *,
+    reading: Reading,
+    tuning: Tuning,
+    model: Model,
+    engine: Engine,
+) -> None:
+    """Read and prefill sources now, so that questions later take seconds."""
+    require_sources(sources or [], command="ingest")
+    settings = run.settings(tuning, model=model, engine=engine).settings
+    with open_sources(
+        run, settings=settings, sources=sources or [], reading=reading, offline=model.offline
+    ) as session:
+        estimate = session.estimate()
+        prepared = session.prepare()
+        if run.output.json:
+            run.answer(
+                {
+                    "model": model_json(session),
+                    "document": document_json(session.document),
+                    "prompt_tokens": prepared.prompt_tokens,
+                    "reused_tokens": prepared.reused_tokens,
+                    "computed_tokens": prepared.computed_tokens,
+                    "kept": prepared.kept,
+                    "entry": prepared.entry_id,
+                    "kv_bytes": estimate.kv_bytes,
+                    "times_s": dict(prepared.times_s),
+                }
+            )
+            return
+        kept = f"kept as {prepared.entry_id}" if prepared.kept else "not kept"
+        run.terminal.line(
+            f"{session.document.name}: {prepared.prompt_tokens:,} tokens, "
+            f"{prepared.reused_tokens:,} of them reused, {kept} "
+            f"({amount(estimate.kv_bytes, 'bytes')}, {duration(sum(prepared.times_s.values()))})"
+        )

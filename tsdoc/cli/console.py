@@ -1,0 +1,180 @@
+"""The only module that prints: stdout carries the answer, stderr everything else.
+
+Both streams replace what their encoding lacks, foreign text passes `visible`, and nothing is read
+as Rich markup. A closed pipe raises `ClosedPipeError`, which the entry point turns into a silent
+end; any other failure to write is a `ResourceError`.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from tsdoc.errors import ResourceError, TsdocError
+from tsdoc.terminal import visible, visible_line
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+PIPED_WIDTH = 1000
+SHOW_CURSOR = "\x1b[?25h"
+
+
+class ClosedPipeError(Exception):
+    """Whoever read stdout or stderr has gone."""
+
+
+class Terminal:
+    """Standard output and standard error of one command.
+
+    Args:
+        stdin: Read for confirmations alone.
+        stdout: Where the answer goes.
+        stderr: Where everything else goes.
+    """
+
+    def __init__(self, *, stdin: TextIO, stdout: TextIO, stderr: TextIO) -> None:
+        self.stdin = stdin
+        self.stdout = stdout
+        self.stderr = stderr
+        for stream in (stdout, stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="replace")
+
+    @property
+    def answers_on_screen(self) -> bool:
+        """Whether stdout is a terminal."""
+        return self.stdout.isatty()
+
+    @property
+    def interactive(self) -> bool:
+        """Whether somebody can be asked: stdin and stderr are terminals."""
+        return self.stdin.isatty() and self.stderr.isatty()
+
+    @property
+    def animated(self) -> bool:
+        """Whether stderr is a terminal that can redraw a line."""
+        return self.stderr.isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
+
+    def write(self, text: str) -> None:
+        """Writes a part of the answer: made visible on a terminal, exact elsewhere."""
+        self._put(self.stdout, visible(text) if self.answers_on_screen else text)
+        if self.answers_on_screen:
+            self.flush()
+
+    def line(self, text: str = "") -> None:
+        """Writes one line of the answer, made visible wherever it goes."""
+        self._put(self.stdout, visible(text) + "\n")
+
+    def json(self, value: Mapping[str, object]) -> None:
+        """Writes one JSON object; escaped to ASCII where stdout is not UTF-8."""
+        encoding = (getattr(self.stdout, "encoding", None) or "utf-8").lower().replace("-", "")
+        text = json.dumps(value, ensure_ascii=encoding != "utf8", indent=2)
+        # Lone surrogates (undecodable file names) have no UTF-8 form: they stay JSON escapes.
+        text = "".join(f"\\u{ord(c):04x}" if "\ud800" <= c <= "\udfff" else c for c in text)
+        self._put(self.stdout, text + "\n")
+
+    def table(self, renderable: RenderableType) -> None:
+        """Writes a Rich renderable; where stdout is no terminal, lines as long as they need to be.
+
+        Foreign text in it must be `rich.text.Text` and have passed `visible`.
+        """
+        page = io.StringIO()  # Rich would write to a broken stdout past `_put`
+        console = self.rich(page, terminal=self.answers_on_screen)
+        if not self.answers_on_screen:
+            console.width = PIPED_WIDTH
+        console.print(renderable)
+        lines = page.getvalue().splitlines()
+        self._put(self.stdout, "".join(f"{line.rstrip()}\n" for line in lines))
+
+    def say(self, message: str) -> None:
+        """Writes one line to stderr."""
+        self._put(self.stderr, visible_line(message) + "\n")
+
+    def prompt(self, question: str) -> str:
+        """Writes a question to stderr and returns the line typed; empty at the end of input."""
+        self._put(self.stderr, visible(question) + " ")
+        self.stderr.flush()
+        return self.stdin.readline()
+
+    def error(self, error: BaseException, *, debug: bool) -> None:
+        """Writes the one line of an error to stderr, after its traceback with `debug`."""
+        if debug:
+            self._put(self.stderr, "".join(traceback.format_exception(error)))
+        self.say(f"tsdoc: {' '.join(describe(error).split())}")
+
+    def rich(self, file: TextIO, *, terminal: bool) -> Console:
+        """Returns a Rich console that reads no markup; Rich itself obeys NO_COLOR and TERM."""
+        from rich.console import Console
+
+        return Console(
+            file=file, force_terminal=terminal, markup=False, highlight=False, emoji=False
+        )
+
+    def flush(self) -> None:
+        """Flushes stdout.
+
+        Raises:
+            ClosedPipeError: the reader has gone.
+            ResourceError: what was written cannot be stored (a full disk).
+        """
+        self._guard(self.stdout, self.stdout.flush)
+
+    def restore(self) -> None:
+        """Shows the cursor again before a hard exit."""
+        if self.animated:
+            os.write(self.stderr.fileno(), SHOW_CURSOR.encode("ascii"))
+
+    def _put(self, stream: TextIO, text: str) -> None:
+        self._guard(stream, lambda: stream.write(text))
+
+    def _guard(self, stream: TextIO, write: Callable[[], object]) -> None:
+        try:
+            write()
+        except BrokenPipeError as error:
+            _silence(stream)
+            raise ClosedPipeError from error
+        except OSError as error:
+            _silence(stream)
+            name = "stdout" if stream is self.stdout else "stderr"
+            raise ResourceError(
+                f"the output cannot be written ({error.strerror})", where=name
+            ) from error
+
+
+def _silence(stream: TextIO) -> None:
+    """Points a broken stream at nothing, so that the interpreter's last flush is silent."""
+    try:
+        number = stream.fileno()
+    except (OSError, ValueError):  # not a real file
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, number)
+    os.close(nowhere)
+
+
+def standard_terminal() -> Terminal:
+    """Returns the process's own streams; one that was closed at the start reads or writes nothing.
+
+    A closed stream is None in Python. The replacement stays open for the life of the process.
+    """
+    nowhere = Path(os.devnull)
+    return Terminal(
+        stdin=sys.stdin or nowhere.open(encoding="utf-8"),
+        stdout=sys.stdout or nowhere.open("w", encoding="utf-8"),
+        stderr=sys.stderr or nowhere.open("w", encoding="utf-8"),
+    )
+
+
+def describe(error: BaseException) -> str:
+    """Returns an error's text for the user: where, what, and what to do next."""
+    if isinstance(error, TsdocError):
+        return str(error)
+    name = type(error).__name__
+    return f"internal error ({name}: {error}). Run it again with --debug for the traceback."

@@ -1,0 +1,148 @@
+"""Tokens per section, file and folder: counted or estimated, and arranged as a tree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from tsdoc.ingest.document import Document, Section
+from tsdoc.prompt.contents import contents_text
+from tsdoc.prompt.estimate import estimate_tokens
+from tsdoc.prompt.layout import render_document_section
+
+CountTexts = Callable[[Iterable[str]], Iterator[int]]
+
+CONTENTS = "(table of contents)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """Tokens of a document.
+
+    Attributes:
+        sections: Per section of the document, delimiters included.
+        contents: Of the table of contents.
+        estimated: Whether no tokenizer was at hand.
+    """
+
+    sections: tuple[int, ...]
+    contents: int
+    estimated: bool
+
+    @property
+    def total(self) -> int:
+        """Tokens of the whole prompt, apart from the chat template and the question."""
+        return sum(self.sections) + self.contents
+
+
+@dataclass(slots=True)
+class Node:
+    """A folder, a file, a heading or a section; `tokens` are its own and those below it."""
+
+    label: str
+    tokens: int = 0
+    children: dict[str, Node] = field(default_factory=dict)
+
+    def child(self, key: str, label: str) -> Node:
+        """Returns the child called `key`, made where it is missing."""
+        return self.children.setdefault(key, Node(label))
+
+
+def count_document(document: Document, count: CountTexts | None, *, tree_tokens: int) -> Counts:
+    """Counts every section; with `count` None by estimate."""
+    sections = (render_document_section(document, i).text for i in range(len(document.sections)))
+    contents = contents_text(document, tree_tokens=tree_tokens)
+    if count is None:
+        return Counts(
+            sections=tuple(map(estimate_tokens, sections)),
+            contents=estimate_tokens(contents),
+            estimated=True,
+        )
+    (of_contents,) = count([contents])
+    return Counts(sections=tuple(count(sections)), contents=of_contents, estimated=False)
+
+
+def build_tree(document: Document, counts: Counts) -> Node:
+    """Returns the tree of folders, files and headings; the root is the whole document."""
+    root = Node("total", tokens=counts.total)
+    for number, section in enumerate(document.sections):
+        tokens = counts.sections[number]
+        for node in _path(root, document, section, number):
+            node.tokens += tokens
+    if counts.contents:
+        root.child(CONTENTS, CONTENTS).tokens = counts.contents
+    return root
+
+
+def tree_lines(root: Node, *, max_children: int | None) -> Iterator[tuple[int, str]]:
+    """Yields (tokens, label with its branch) of every node, biggest first below each parent.
+
+    With `max_children` the smaller ones become one line "… 12 more".
+    """
+    yield root.tokens, root.label
+    stack = [(branch, node) for branch, node in reversed(list(_branches(root, "", max_children)))]
+    while stack:
+        branch, node = stack.pop()
+        yield node.tokens, f"{branch}{node.label}"
+        below = branch.replace("├─ ", "│  ").replace("└─ ", "   ")
+        stack.extend(reversed(list(_branches(node, below, max_children))))
+
+
+def counts_json(document: Document, counts: Counts) -> dict[str, object]:
+    """Returns the counts as JSON: files biggest first, their sections too."""
+    files: list[dict[str, object]] = []
+    for index, file in enumerate(document.files):
+        numbers = [n for n, section in enumerate(document.sections) if section.file == index]
+        sections = [
+            {
+                "titles": list(document.sections[number].titles),
+                "place": place(document.sections[number]),
+                "tokens": counts.sections[number],
+            }
+            for number in sorted(numbers, key=lambda n: -counts.sections[n])
+        ]
+        total = sum(counts.sections[number] for number in numbers)
+        files.append({"name": file.name, "tokens": total, "sections": sections})
+    files.sort(key=lambda entry: -int(str(entry["tokens"])))
+    return {
+        "tokens": counts.total,
+        "estimated": counts.estimated,
+        "contents_tokens": counts.contents,
+        "files": files,
+    }
+
+
+def place(section: Section) -> str:
+    """Returns where a section begins and ends: "p. 3", "p. 3-9", "line 120"."""
+    if section.pages:
+        first, last = section.pages[0].number, section.pages[-1].number
+        return f"p. {first}" if first == last else f"p. {first}-{last}"
+    return "" if section.first_line is None else f"line {section.first_line}"
+
+
+def _path(root: Node, document: Document, section: Section, number: int) -> Iterator[Node]:
+    """Yields the nodes a section counts into, below the root."""
+    *folders, name = document.files[section.file].name.split("/")
+    node = root
+    for folder in folders:
+        node = node.child(f"{folder}/", f"{folder}/")
+        yield node
+    node = node.child(name, name)
+    yield node
+    for title in section.titles[:-1]:
+        node = node.child(title, title)
+        yield node
+    if section.titles:
+        where = place(section)
+        label = f"{section.titles[-1]} ({where})" if where else section.titles[-1]
+        yield node.child(f"{number}", label)
+
+
+def _branches(parent: Node, indent: str, max_children: int | None) -> Iterator[tuple[str, Node]]:
+    nodes = sorted(parent.children.values(), key=lambda node: -node.tokens)
+    if max_children is not None and len(nodes) > max_children:
+        rest = nodes[max_children - 1 :]
+        nodes = nodes[: max_children - 1]
+        nodes.append(Node(f"… {len(rest)} more", sum(node.tokens for node in rest)))
+    for number, node in enumerate(nodes, start=1):
+        yield f"{indent}{'└─ ' if number == len(nodes) else '├─ '}", node

@@ -1,0 +1,83 @@
+"""The edge of the command line: every exception becomes an exit code and one line (or JSON)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import typer
+from typer.exceptions import TyperException
+
+from tsdoc.cli.console import ClosedPipeError, Terminal
+from tsdoc.cli.options import Output
+from tsdoc.cli.run import Run
+from tsdoc.cli.services import Services
+from tsdoc.errors import ResourceError, TsdocError, UsageError
+
+CLOSED_PIPE = 141  # what a shell reports for a program that SIGPIPE ended
+
+
+def run_command(
+    app: typer.Typer, args: Sequence[str], *, terminal: Terminal, services: Services
+) -> int:
+    """Runs one command line and returns its exit code; raises nothing."""
+    run = Run(terminal=terminal, services=services, output=_raw_output(args))
+    try:
+        error = _invoke(app, args, run)
+        if isinstance(error, int):
+            return error
+        run.fail(error)
+        return error.exit_code if isinstance(error, TsdocError) else 1
+    except ClosedPipeError:
+        run.reporter.finish()
+        return CLOSED_PIPE
+
+
+def _invoke(app: typer.Typer, args: Sequence[str], run: Run) -> int | BaseException:
+    """Returns the exit code, or the error that ended the command."""
+    command = typer.main.get_command(app)
+    try:
+        with command.make_context("tsdoc", list(args), obj=run) as context:
+            command.invoke(context)
+        run.terminal.flush()
+        return 0
+    except typer.Exit as done:
+        run.terminal.flush()
+        return done.exit_code
+    except SystemExit as done:
+        # Raised by Rich when the help text's reader has gone (1), and by shell completion (0).
+        return CLOSED_PIPE if done.code == 1 else 0
+    except ClosedPipeError:
+        raise
+    except KeyboardInterrupt:
+        return run.interrupted()
+    except TsdocError as error:
+        return error
+    except TyperException as error:
+        return _usage_error(error, run)
+    except MemoryError as error:
+        out_of_memory = ResourceError(
+            "out of memory", hint="Narrow the sources with --pages or --exclude."
+        )
+        out_of_memory.__cause__ = error
+        return out_of_memory
+    except Exception as error:  # noqa: BLE001 - the last edge: a bug is one line, not a traceback
+        return error
+
+
+def _usage_error(error: TyperException, run: Run) -> int | BaseException:
+    """Maps what Typer says about the arguments; it has already shown help where it says nothing."""
+    message = " ".join(error.format_message().split()).rstrip(".")
+    if not message:
+        return error.exit_code
+    context = getattr(error, "ctx", None)
+    if context is not None:
+        run.command = context.command_path
+    mapped = UsageError(message, hint=f"`{run.command} --help` shows what it takes.")
+    mapped.__cause__ = error
+    return mapped
+
+
+def _raw_output(args: Sequence[str]) -> Output:
+    """Returns the output options as far as they can be told before the arguments are parsed."""
+    options = list(args)[: list(args).index("--")] if "--" in args else args
+    return Output(json="--json" in options, quiet="--quiet" in options, debug="--debug" in options)

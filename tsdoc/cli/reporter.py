@@ -1,0 +1,211 @@
+"""Progress, notes, warnings and questions on stderr: the command line's `Reporter`."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tsdoc.cli.console import Terminal
+from tsdoc.terminal import visible_line
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.live import Live
+
+LINE_EVERY_S = 30.0
+RATE_OVER_S = 120.0
+BAR_WIDTH = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Warned:
+    """A warning that was said, as it goes into JSON."""
+
+    code: str
+    where: str
+    message: str
+
+
+class Stage:
+    """One stage of work: how far it is, how fast, and how long it will take."""
+
+    def __init__(self, name: str, total: int | None, unit: str, *, now: float) -> None:
+        self.name = name
+        self.total = total
+        self.unit = unit
+        self.done = 0
+        self.started = now
+        self._samples: deque[tuple[float, int]] = deque([(now, 0)])
+
+    def advance(self, done: int, *, now: float) -> None:
+        """Takes `done` units as finished at time `now` (seconds of a monotonic clock)."""
+        self.done = done
+        if now - self.started < 1:  # what a resumed run finds done says nothing about the rate
+            self._samples.clear()
+        self._samples.append((now, done))
+        while len(self._samples) > 2 and now - self._samples[1][0] > RATE_OVER_S:
+            self._samples.popleft()
+
+    def rate(self) -> float | None:
+        """Units per second over the last two minutes; None while unknown."""
+        (first_time, first), (last_time, last) = self._samples[0], self._samples[-1]
+        return (last - first) / (last_time - first_time) if last_time > first_time else None
+
+    def describe(self, *, now: float) -> str:
+        """Returns "45,056 of 105,312 tokens (43 %), 143 tokens/s, about 7 min left"."""
+        done = self.done if self.total is None else min(self.done, self.total)
+        if self.total is None:
+            parts = [quantity(done, self.unit)] if done else []
+        else:
+            share = f" ({100 * done // self.total} %)" if self.total else ""
+            parts = [f"{amount(done, self.unit)} of {quantity(self.total, self.unit)}{share}"]
+        rate = self.rate()
+        if rate:
+            parts.append(f"{quantity(round(rate), self.unit)}/s")
+            if self.total is not None:
+                since = now - self._samples[-1][0]
+                left = max(0.0, (self.total - done) / rate - since)
+                parts.append(f"about {duration(left)} left")
+        return ", ".join(parts)
+
+
+class ConsoleReporter:
+    """Implements `tsdoc.progress.Reporter` on stderr.
+
+    On a terminal one line is redrawn and vanishes at the end of its stage; elsewhere a plain line
+    comes every 30 s. `quiet` leaves warnings and questions.
+
+    Attributes:
+        warnings: What was warned of so far.
+        stage: The stage that is going on.
+        prefill: The last stage that counted tokens, also after its end.
+    """
+
+    def __init__(
+        self, terminal: Terminal, *, quiet: bool, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.warnings: list[Warned] = []
+        self.stage: Stage | None = None
+        self.prefill: Stage | None = None
+        self._terminal = terminal
+        self._quiet = quiet
+        self._clock = clock
+        self._live: Live | None = None
+        self._last_line = 0.0
+
+    def start(self, stage: str, total: int | None, unit: str) -> None:
+        """A stage begins; a stage that was left open ends."""
+        self.finish()
+        self.stage = Stage(stage, total, unit, now=self._clock())
+        self._last_line = self.stage.started
+        if unit == "tokens":
+            self.prefill = self.stage
+        if self._terminal.animated and not self._quiet:
+            from rich.live import Live
+
+            self._live = Live(
+                console=self._terminal.rich(self._terminal.stderr, terminal=True),
+                get_renderable=self._render,
+                transient=True,
+                refresh_per_second=4,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
+            self._live.start()
+
+    def advance(self, done: int) -> None:
+        """`done` units of the stage are finished."""
+        if self.stage is None:
+            return
+        now = self._clock()
+        self.stage.advance(done, now=now)
+        if self._live is None and not self._quiet and now - self._last_line >= LINE_EVERY_S:
+            self._last_line = now
+            self._terminal.say(f"{self.stage.name}: {self.stage.describe(now=now)}")
+
+    def finish(self) -> None:
+        """The stage is over; its line vanishes."""
+        self.stage = None
+        self.pause()
+
+    def pause(self) -> None:
+        """Takes the progress line away and keeps how far the stage is."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def note(self, message: str) -> None:
+        """Says one line, unless quiet."""
+        if not self._quiet:
+            self._say(message)
+
+    def warn(self, code: str, where: str, message: str) -> None:
+        """Says a warning and keeps it for JSON; the same one again is not repeated."""
+        warned = Warned(code=code, where=where, message=message)
+        if warned not in self.warnings:
+            self.warnings.append(warned)
+            self._say(f"warning: {where}: {message}" if where else f"warning: {message}")
+
+    def confirm(self, question: str) -> bool:
+        """Asks [Y/n] on a terminal; elsewhere says the question and goes ahead."""
+        if not self._terminal.interactive:
+            self.note(f"{question} (no terminal to ask on: yes)")
+            return True
+        live, self._live = self._live, None
+        if live is not None:
+            live.stop()
+        answer = self._terminal.prompt(f"{question} [Y/n]")
+        if not answer:  # the end of input is no consent
+            self._terminal.say("")
+        if live is not None:
+            live.start()
+            self._live = live
+        return bool(answer) and answer.strip().lower() in ("", "y", "yes")
+
+    def _say(self, message: str) -> None:
+        if self._live is not None:
+            from rich.text import Text
+
+            self._live.console.print(Text(visible_line(message)))
+        else:
+            self._terminal.say(message)
+
+    def _render(self) -> RenderableType:
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        stage = self.stage
+        line = Table.grid(padding=(0, 1))
+        if stage is None:
+            return line
+        bar = ProgressBar(total=stage.total, completed=stage.done, width=BAR_WIDTH)
+        text = Text(stage.describe(now=self._clock()), no_wrap=True, overflow="ellipsis")
+        line.add_row(Text(visible_line(stage.name), no_wrap=True, overflow="ellipsis"), bar, text)
+        return line
+
+
+def amount(value: int, unit: str) -> str:
+    """Returns a number as people read it: bytes in kB, MB or GB, all else with thousands marked."""
+    if unit != "bytes":
+        return f"{value:,}"
+    for scale, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
+        if value >= scale:
+            return f"{value / scale:,.1f} {name}"
+    return f"{value} B"
+
+
+def quantity(value: int, unit: str) -> str:
+    """Returns a number with its unit: "4,096 tokens", "12.5 MB"."""
+    return amount(value, unit) if unit == "bytes" else f"{value:,} {unit}"
+
+
+def duration(seconds: float) -> str:
+    """Returns a time of this magnitude: "8 s", "7 min", "1 h 20 min"."""
+    if seconds < 90:
+        return f"{round(seconds)} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"

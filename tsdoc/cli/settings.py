@@ -1,0 +1,67 @@
+"""`tsdoc config show`: every setting, its value, and where the value comes from."""
+
+from __future__ import annotations
+
+import json
+
+import typer
+
+from tsdoc.cli.command import command
+from tsdoc.cli.options import Engine, Model, Sampling, Tuning
+from tsdoc.cli.run import Run
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Registers the group `config`."""
+    group = typer.Typer(help="Settings and where they come from.", no_args_is_help=True)
+    app.add_typer(group, name="config", rich_help_panel="Setup")
+    command(
+        group,
+        name="show",
+        usage="[OPTIONS]",
+        examples=[
+            ("All settings as they are now", "tsdoc config show"),
+            ("As a profile would make them", "tsdoc config show --profile tiny"),
+        ],
+    )(config_show)
+
+
+def config_show(
+    run: Run, *, tuning: Tuning, model: Model, engine: Engine, sampling: Sampling
+) -> None:
+    """Show every setting, its value and its origin.
+
+    Stronger before weaker: option, --set, --profile, the user's config file, built-in.
+    """
+    from tsdoc.config import user_config_path
+
+    resolved = run.settings(tuning, model=model, engine=engine, sampling=sampling)
+    path = user_config_path()
+    if run.output.json:
+        run.answer(
+            {
+                "settings": [
+                    {"key": key, "value": value, "origin": origin}
+                    for key, value, origin in resolved.rows()
+                ],
+                "config_file": str(path),
+                "config_file_exists": path.exists(),
+                "home": str(run.services.home().root),
+            }
+        )
+        return
+    from tsdoc.cli.tables import Column, build_table
+
+    rows = [
+        (key, value if isinstance(value, str) else json.dumps(value), origin)
+        for key, value, origin in resolved.rows()
+    ]
+    columns = [
+        Column(title="setting"),
+        Column(title="value", shrinks=True),
+        Column(title="origin", shrinks=True),
+    ]
+    run.terminal.table(build_table(columns, rows))
+    found = "read" if path.exists() else "not there"
+    run.reporter.note(f"config file: {path} ({found})")
+    run.reporter.note(f"home: {run.services.home().root}")

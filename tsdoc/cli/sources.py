@@ -1,0 +1,133 @@
+"""`tsdoc tokens` and `tsdoc text`: what a prompt would be, without running a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tsdoc.cli.answering import document_json
+from tsdoc.cli.arguments import require_sources
+from tsdoc.cli.command import command
+from tsdoc.cli.options import Model, Reading, Sources, Tuning
+from tsdoc.cli.reporter import amount
+from tsdoc.cli.run import Run
+
+if TYPE_CHECKING:
+    from tsdoc.cli.counting import Counts
+    from tsdoc.ingest.document import Document
+
+PANEL = "Sources"
+CHILDREN_SHOWN = 20
+SKIPPED_SHOWN = 20
+
+ShowAll = Annotated[
+    bool,
+    typer.Option("--all", help=f"Show every part, not the {CHILDREN_SHOWN} biggest of each."),
+]
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Registers tokens and text."""
+    command(
+        app,
+        panel=PANEL,
+        usage="SOURCE... [OPTIONS]",
+        examples=[
+            ("Which parts of a repository are big?", "tsdoc tokens ."),
+            ("Every chapter of a book", "tsdoc tokens book.pdf --all"),
+        ],
+    )(tokens)
+    command(
+        app,
+        panel=PANEL,
+        usage="SOURCE... [OPTIONS]",
+        examples=[
+            ("What does the model get to read?", "tsdoc text book.pdf | less"),
+            ("Two pages of it", "tsdoc text book.pdf --pages 17-18"),
+        ],
+    )(text)
+
+
+def tokens(
+    run: Run,
+    sources: Sources = None,
+    show_all: ShowAll = False,
+    *,
+    reading: Reading,
+    tuning: Tuning,
+    model: Model,
+) -> None:
+    """Count the tokens of sources: files and sections as a tree, biggest first.
+
+    Needs the model's tokenizer, not its weights; without one the counts are estimates, marked ≈.
+    """
+    from tsdoc.cli.counting import count_document, counts_json
+
+    require_sources(sources or [], command="tokens")
+    settings = run.settings(tuning, model=model).settings
+    document = read_document(run, sources or [], reading)
+    count = run.services.token_counter(
+        settings=settings, home=run.services.home(), offline=model.offline, reporter=run.reporter
+    )
+    counts = count_document(document, count, tree_tokens=settings.prompt.tree_tokens)
+    if run.output.json:
+        run.answer({**counts_json(document, counts), "skipped": document_json(document)["skipped"]})
+        return
+    show_counts(run, document, counts, max_children=None if show_all else CHILDREN_SHOWN)
+    say_skipped(run, document)
+
+
+def text(run: Run, sources: Sources = None, *, reading: Reading, tuning: Tuning) -> None:
+    """Print the text exactly as it would enter the prompt; needs no model."""
+    from tsdoc.prompt.layout import prompt_text
+
+    require_sources(sources or [], command="text")
+    settings = run.settings(tuning).settings
+    document = read_document(run, sources or [], reading)
+    parts = prompt_text(document, tree_tokens=settings.prompt.tree_tokens)
+    if run.output.json:
+        run.answer({"document": document_json(document), "text": "".join(parts)})
+        return
+    for part in parts:
+        run.terminal.write(part)
+    run.terminal.flush()
+    say_skipped(run, document)
+
+
+def read_document(run: Run, sources: Sequence[str], reading: Reading) -> Document:
+    """Reads sources and says what was wrong with parts of them."""
+    document = run.services.read_sources(sources, run.ingest_options(reading), run.reporter)
+    run.reporter.finish()
+    for warning in document.warnings:
+        run.reporter.warn(warning.code, warning.where, warning.message)
+    return document
+
+
+def show_counts(run: Run, document: Document, counts: Counts, *, max_children: int | None) -> None:
+    """Prints the tree of counts as a table."""
+    from tsdoc.cli.counting import build_tree, tree_lines
+    from tsdoc.cli.tables import Column, build_table
+
+    about = "≈" if counts.estimated else ""
+    rows = [
+        (f"{about}{tokens:,}", f"{100 * tokens / max(1, counts.total):.1f} %", label)
+        for tokens, label in tree_lines(build_tree(document, counts), max_children=max_children)
+    ]
+    columns = [
+        Column(title="tokens", right=True),
+        Column(title="share", right=True),
+        Column(title=document.name, shrinks=True),
+    ]
+    run.terminal.table(build_table(columns, rows))
+
+
+def say_skipped(run: Run, document: Document) -> None:
+    """Names the files that were left out, the first ones one by one."""
+    for file in document.skipped[:SKIPPED_SHOWN]:
+        size = amount(file.num_bytes, "bytes")
+        run.reporter.note(f"left out: {file.name} ({file.reason}, {size})")
+    more = len(document.skipped) - SKIPPED_SHOWN
+    if more > 0:
+        run.reporter.note(f"left out: {more} more files; --json names them all")

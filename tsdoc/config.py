@@ -1,0 +1,212 @@
+"""Settings in layers: where each value comes from, and what is wrong with one that does not fit.
+
+Strongest first: command-line option, `--set key=value`, profile, the user's config file, built-in.
+Keys are dotted (`answer.seed`). Nothing is read from the current directory or from a source.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from tsdoc.errors import UsageError
+from tsdoc.settings import Settings
+
+BUILT_IN = "built-in"
+MAX_CONFIG_BYTES = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """Values of one origin.
+
+    Attributes:
+        origin: Shown to the user: "option --seed", "--set", "profile tiny", a file's path.
+        values: Dotted key to value, not yet checked against the schema's types.
+    """
+
+    origin: str
+    values: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedSettings:
+    """Settings, and the origin of each of their values by dotted key."""
+
+    settings: Settings
+    origins: Mapping[str, str]
+
+    def rows(self) -> Iterator[tuple[str, object, str]]:
+        """Yields (key, value, origin) of every setting in the order of the schema."""
+        for key in setting_keys():
+            group, name = key.split(".", 1)
+            value = getattr(getattr(self.settings, group), name)
+            yield key, _plain(value), self.origins[key]
+
+
+def setting_keys() -> list[str]:
+    """Returns every dotted key in the order of the schema."""
+    keys = []
+    for group, field in Settings.model_fields.items():
+        model = cast(type[BaseModel], field.annotation)
+        keys += [f"{group}.{name}" for name in model.model_fields]
+    return keys
+
+
+def user_config_path() -> Path:
+    """Returns where the user's config file is looked for; it need not exist."""
+    import platformdirs
+
+    return Path(platformdirs.user_config_dir("tsdoc", appauthor=False)) / "config.yaml"
+
+
+def read_config_file(path: Path) -> Layer | None:
+    """Reads a YAML file of nested settings; None where there is no such file.
+
+    Raises:
+        UsageError: it cannot be read, is no YAML mapping, or names an unknown setting.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_CONFIG_BYTES + 1)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UsageError(f"cannot be read ({error.strerror})", where=str(path)) from error
+    if len(data) > MAX_CONFIG_BYTES:
+        raise UsageError(f"is larger than {MAX_CONFIG_BYTES} bytes", where=str(path))
+    try:
+        content = yaml.safe_load(data)
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        raise UsageError(_one_line(f"is not valid YAML ({error})"), where=str(path)) from error
+    if content is None:
+        content = {}
+    if not isinstance(content, dict):
+        raise UsageError("must be a mapping of settings", where=str(path))
+    return nested_layer(content, origin=str(path))
+
+
+def nested_layer(content: Mapping[Any, Any], *, origin: str) -> Layer:
+    """Returns the layer that a nested mapping (a config file, a profile) describes.
+
+    Raises:
+        UsageError: an unknown setting, or a group that is not a mapping.
+    """
+    values: dict[str, object] = {}
+    for group, part in content.items():
+        if group not in Settings.model_fields:
+            raise _unknown(str(group), origin)
+        if not isinstance(part, dict):
+            raise UsageError(f"{group} must be a mapping of settings", where=origin)
+        for name, value in part.items():
+            values[_known_key(f"{group}.{name}", origin)] = value
+    return Layer(origin=origin, values=values)
+
+
+def assignment_layer(assignments: Sequence[str]) -> Layer:
+    """Returns the layer of `--set key=value` options; the last of equal keys counts.
+
+    `key` is dotted, or a name that only one group has. `null` is None; a value that begins with a
+    bracket is YAML.
+
+    Raises:
+        UsageError: no `=`, an unknown or ambiguous key, or broken YAML.
+    """
+    values: dict[str, object] = {}
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals:
+            raise UsageError("needs the form key=value", where=f"--set {assignment}")
+        values[_full_key(key.strip())] = _parse_value(text.strip(), where=f"--set {assignment}")
+    return Layer(origin="--set", values=values)
+
+
+def resolve_settings(layers: Sequence[Layer]) -> ResolvedSettings:
+    """Merges layers, strongest first, over the built-in values.
+
+    A layer that names another model drops what weaker layers say about the model (licence,
+    wheels, …): those belong to the weaker layer's model.
+
+    Raises:
+        UsageError: an unknown key or a value that does not fit, with its key and origin.
+    """
+    values: dict[str, object] = {}
+    origins = dict.fromkeys(setting_keys(), BUILT_IN)
+    for layer in reversed(layers):
+        if "model.source" in layer.values:
+            for key in [key for key in values if key.startswith("model.")]:
+                del values[key]
+                origins[key] = BUILT_IN
+        for key, value in layer.values.items():
+            values[_known_key(key, layer.origin)] = value
+            origins[key] = layer.origin
+    tree: dict[str, dict[str, object]] = {}
+    for key, value in values.items():
+        group, name = key.split(".", 1)
+        tree.setdefault(group, {})[name] = value
+    try:
+        settings = Settings.model_validate(tree)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        key = ".".join(str(part) for part in first["loc"][:2])
+        detail = "".join(f"[{part}]" for part in first["loc"][2:])
+        given = _one_line(repr(first["input"]))[:80]
+        raise UsageError(
+            f"{key}{detail} does not take {given}: {first['msg']}", where=origins.get(key)
+        ) from error
+    return ResolvedSettings(settings=settings, origins=origins)
+
+
+def _parse_value(text: str, *, where: str) -> object:
+    if text in ("null", "none", "None", "~"):
+        return None
+    if not text.startswith(("[", "{")):
+        return text
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise UsageError(_one_line(f"is not valid YAML ({error})"), where=where) from error
+
+
+def _full_key(key: str) -> str:
+    keys = setting_keys()
+    matches = [known for known in keys if known == key or known.split(".", 1)[1] == key]
+    if len(matches) > 1:
+        raise UsageError(f"{key} is not unique: {' or '.join(matches)}", where="--set")
+    return matches[0] if matches else _known_key(key, "--set")
+
+
+def _known_key(key: str, origin: str) -> str:
+    if key not in setting_keys():
+        raise _unknown(key, origin)
+    return key
+
+
+def _unknown(key: str, origin: str) -> UsageError:
+    """Names the nearest key: by the whole dotted key, else by the last part alone."""
+    keys = setting_keys()
+    leaf = key.rsplit(".", 1)[-1]
+    by_leaf = {known.split(".", 1)[1]: known for known in keys}
+    names = keys if "." in key else list(Settings.model_fields)
+    near = difflib.get_close_matches(key, names, n=1, cutoff=0.75)
+    if not near:
+        near = [by_leaf[name] for name in difflib.get_close_matches(leaf, list(by_leaf), n=1)]
+    hint = f"Did you mean {near[0]}?" if near else "`tsdoc config show` lists every setting."
+    return UsageError(f"unknown setting {key!r}", where=origin, hint=hint)
+
+
+def _plain(value: object) -> object:
+    """Turns models inside a value into plain data, for tables and JSON."""
+    if isinstance(value, BaseModel):
+        return value.model_dump()
+    return [_plain(part) for part in value] if isinstance(value, tuple) else value
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
