@@ -5,7 +5,9 @@ TsdocError
 ├── InputError          3   a source cannot be read
 ├── ModelError          4   a model cannot be had, read or run
 ├── StoreError          5   the KV store is damaged, locked or not ours
-│   └── CorruptPageError    a KV page does not match its checksum
+│   ├── CorruptPageError    a KV page does not match its checksum
+│   ├── DamagedStoreError   another file of the store is missing or not what was written
+│   └── StoreFormatError    written by a newer or older tsdoc
 ├── ResourceError       6   memory, disk or the length limit
 ├── PartialInputError   7   part of the input failed and --strict was given
 └── InterruptedRunError 130 Ctrl-C
@@ -66,6 +68,22 @@ class StoreError(TsdocError):
 
     exit_code = 5
     code = "store"
+
+
+class DamagedStoreError(StoreError):
+    """A file of the store is missing, unreadable, or not what was written."""
+
+    code = "damaged_store"
+
+
+class StoreFormatError(StoreError):
+    """A file of the store has the format `version` of another tsdoc."""
+
+    code = "store_format"
+
+    def __init__(self, message: str, *, where: str, version: int) -> None:
+        super().__init__(message, where=where)
+        self.version = version
 
 
 class ResourceError(TsdocError):

@@ -1,0 +1,29 @@
+import pytest
+
+from tsdoc.store import Store
+
+
+class Warnings(list):
+    """Collects (code, where, message)."""
+
+    def __call__(self, code, where, message):
+        self.append((code, where, message))
+
+    @property
+    def codes(self):
+        return {code for code, _, _ in self}
+
+
+@pytest.fixture
+def warnings():
+    return Warnings()
+
+
+@pytest.fixture
+def root(tmp_path):
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def store(root, warnings):
+    return Store(root, max_bytes=1 << 30, on_warning=warnings)

@@ -1,0 +1,139 @@
+"""A stand-in for the engine: K and V that depend on all tokens up to their own, and on nothing else.
+
+Run as a program it prefills one prompt and exits: the process that crash tests kill.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from tsdoc.errors import CorruptPageError
+from tsdoc.store import KVShape, ModelKey, Store
+
+SHAPE = KVShape(num_layers=2, num_kv_heads=2, head_dim=4, kv_dtype="bfloat16")
+BLOCK = 512
+
+
+def make_key(**changes):
+    fields = {
+        "model": "m",
+        "rope": "default 10000",
+        "kv_dtype": "bfloat16",
+        "compute_dtype": "float32",
+        "n_init": 128,
+        "n_local": 512,
+        "top_k": 2048,
+        "chunk_size": 128,
+        "function": "head_soft_vote",
+        "sets": "one",
+        "smoothing": 1,
+    }
+    return ModelKey(**{**fields, **changes})
+
+
+KEY = make_key()
+
+
+def make_ids(num_tokens, seed=0):
+    return np.random.default_rng(seed).integers(0, 50_000, num_tokens).astype(np.int32)
+
+
+def expected(ids, shape=SHAPE):
+    """K and V of every token, [num_layers, 2, num_tokens, num_kv_heads, head_dim]."""
+    running = np.cumsum(ids.astype(np.int64) * 2654435761 + 1)
+    salt = np.arange(2 * shape.num_layers * shape.num_kv_heads * shape.head_dim)
+    salt = salt.reshape(shape.num_layers, 2, 1, shape.num_kv_heads, shape.head_dim)
+    mixed = (running.reshape(1, 1, -1, 1, 1) * 31 + salt * 7919) % 65_521
+    if shape.kv_dtype == "float32":
+        return (mixed / 7).astype(np.float32)
+    return mixed.astype(np.uint16)
+
+
+def write(pieces, data, start, end):
+    for piece in pieces:
+        first, last = max(start, piece.start), min(end, piece.start + piece.capacity)
+        if first >= last:
+            continue
+        for layer in range(len(data)):
+            inside = slice(first - piece.start, last - piece.start)
+            piece.keys(layer)[inside] = data[layer, 0, first:last]
+            piece.values(layer)[inside] = data[layer, 1, first:last]
+
+
+def prefill(writer, ids, shape=SHAPE, block=BLOCK, stop=None, on_block=None):
+    """Writes and commits everything from `num_committed` on, or up to `stop`."""
+    data = expected(ids, shape)
+    end = len(ids) if stop is None else stop
+    while writer.num_committed < end:
+        start = writer.num_committed
+        last = min(len(ids), (start // block + 1) * block)
+        write(writer.pieces, data, start, last)
+        writer.commit(last)
+        if on_block is not None:
+            on_block(last)
+
+
+def build(store, ids, key=KEY, shape=SHAPE, block=BLOCK, name="doc", meta=None):
+    """Prefills and finishes; returns (entry, tokens reused)."""
+    with store.begin(key, shape, ids, prefill_block=block, name=name) as writer:
+        reused = writer.num_committed
+        prefill(writer, ids, shape, block)
+        return writer.finish(meta or {}), reused
+
+
+def read(holder, shape=SHAPE):
+    """Everything an entry holds, checked as the engine would."""
+    end = holder.parts[-1].end
+    out = np.zeros((shape.num_layers, 2, end, shape.num_kv_heads, shape.head_dim), shape.dtype)
+    positions = np.arange(end)
+    for piece in holder.pieces:
+        here = slice(piece.start, piece.start + piece.capacity)
+        for layer in range(shape.num_layers):
+            piece.check_keys(layer, 0, end)
+            piece.check_values(layer, positions)
+            out[layer, 0, here] = piece.keys(layer)
+            out[layer, 1, here] = piece.values(layer)
+    return out
+
+
+def heal(store, holder, shape=SHAPE, block=BLOCK):
+    """Reads everything and repairs what is damaged; returns the ranges that were computed again."""
+    repaired = []
+    while True:
+        try:
+            read(holder, shape)
+            return repaired
+        except CorruptPageError as error:
+            with store.repair(holder, error.start, error.end) as repair:
+                data = expected(repair.ids, shape)
+                while repair.num_committed < repair.end:
+                    start = repair.num_committed
+                    end = min(repair.end, (start // block + 1) * block)
+                    write(repair.pieces, data, start, end)
+                    repair.commit(end)
+                    repaired.append((start, end))
+
+
+def main():
+    root, num_tokens, seed, delay_s = sys.argv[1:]
+    ids = make_ids(int(num_tokens), int(seed))
+    store = Store(Path(root))
+
+    def on_block(end):
+        print(json.dumps({"committed": end}), flush=True)
+        time.sleep(float(delay_s))
+
+    with store.begin(KEY, SHAPE, ids, prefill_block=BLOCK, name="doc") as writer:
+        print(json.dumps({"start": writer.num_committed}), flush=True)
+        prefill(writer, ids, on_block=on_block)
+        writer.finish({"sources": ["doc"]}).close()
+    print(json.dumps({"done": True}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,281 @@
+"""Beginning a prefill: one writer per prompt, reuse decided, space reserved, manifest published."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tsdoc.errors import ResourceError, StoreError
+from tsdoc.home import private_dir
+from tsdoc.store.entry import Entry
+from tsdoc.store.eviction import EntryUse, delete, make_room, survey, tidy
+from tsdoc.store.files import delete_dir, fsync_dir, store_error, write_json
+from tsdoc.store.journal import journal_header
+from tsdoc.store.key import KVShape
+from tsdoc.store.locks import Lock, lock_exclusive, lock_shared
+from tsdoc.store.lookup import Lookup, Plan, Prompt
+from tsdoc.store.manifest import ENTRY_FILES, Manifest, Part
+from tsdoc.store.pages import Segment
+from tsdoc.store.root import StoreRoot
+from tsdoc.store.segment import SEGMENT_FILES, SegmentFiles, SegmentInfo, load_journal
+from tsdoc.store.tokens import write_tokens
+from tsdoc.store.writer import OwnSegment, Writer
+
+OnWait = Callable[[int], None]
+"""Receives, about once a second, how many tokens another process has committed so far."""
+
+_META_LIMIT = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beginning:
+    """A request to compute a prompt.
+
+    Attributes:
+        budget: Returns the bytes that the store may hold.
+    """
+
+    root: StoreRoot
+    prompt: Prompt
+    shape: KVShape
+    prefill_block: int
+    name: str
+    budget: Callable[[], int]
+    on_wait: OnWait | None
+
+    @property
+    def directory(self) -> Path:
+        """Directory of the model key."""
+        return self.root.key_dir(self.prompt.key)
+
+    @property
+    def entry_dir(self) -> Path:
+        """Directory of the entry."""
+        return self.directory / "entries" / self.prompt.entry_id
+
+    def run(self) -> Writer:
+        """Waits for the entry's lock and returns a writer; see `Store.begin`."""
+        locks = self._claim()
+        try:
+            with self.root.changing():
+                lookup = Lookup(self.root, self.directory)
+                plan = lookup.plan(self.prompt)
+                if not plan.complete:
+                    plan = self._prepare(plan)
+            return self._open(lookup, plan, locks)
+        except BaseException as error:
+            for lock in locks:
+                lock.release()
+            if isinstance(error, ResourceError):
+                self._abandon()
+            raise
+
+    def _claim(self) -> list[Lock]:
+        """Takes the entry's writer lock, and protects the entry from eviction."""
+        while True:
+            with self.root.changing():
+                self.root.make_key_dir(self.prompt.key)
+                private_dir(self.entry_dir)
+            path = self.entry_dir / "writer.lock"
+            try:
+                writer = lock_exclusive(path, on_wait=self._waiting())
+            except FileNotFoundError:
+                continue  # the entry was removed while we waited
+            except OSError as error:
+                raise store_error(error, path, "locking the entry") from error
+            try:
+                use = lock_shared(self.entry_dir / "use.lock", create=True)
+            except BaseException:
+                writer.release()
+                raise
+            if use is not None:
+                return [writer, use]
+            writer.release()
+
+    def _waiting(self) -> Callable[[], None] | None:
+        if self.on_wait is None:
+            return None
+        tell, next_s = self.on_wait, time.monotonic()
+
+        def on_wait() -> None:
+            nonlocal next_s
+            if time.monotonic() >= next_s:
+                next_s = time.monotonic() + 1
+                tell(self._progress())
+
+        return on_wait
+
+    def _progress(self) -> int:
+        """Tokens of this entry that are committed now, as far as can be told from outside."""
+        quiet = Lookup(replace(self.root, warn=lambda *_: None), self.directory)
+        try:
+            manifest = quiet.manifest(self.prompt.entry_id)
+        except StoreError:
+            return 0
+        return quiet.coverage(manifest.parts, self.prompt.hashes) if manifest is not None else 0
+
+    def _prepare(self, plan: Plan) -> Plan:
+        """Publishes the entry as incomplete, with a new segment where tokens are to be computed."""
+        prompt = self.prompt
+        old = plan.manifest
+        info: SegmentInfo | None = None
+        if plan.own is None and plan.reused < len(prompt.ids):
+            info = self._new_segment(plan)
+            last = Part(segment_id=info.segment_id, start=info.start, end=info.end)
+            plan = replace(plan, parts=(*plan.parts, last))
+        manifest = Manifest(
+            entry_id=prompt.entry_id,
+            model_key=prompt.key.digest,
+            name=self.name,
+            num_tokens=len(prompt.ids),
+            parts=plan.parts,
+            complete=False,
+            created=old.created if old is not None else time.time(),
+            meta={},
+        )
+        try:
+            if old is None or old != manifest:
+                write_json(self.entry_dir / "manifest.json", "entry", manifest.to_json())
+            self._clear_space(info)
+            if info is not None:
+                plan = replace(plan, own=self._create_segment(info))
+        except OSError as error:
+            raise store_error(error, self.entry_dir, "beginning the entry") from error
+        return replace(plan, manifest=manifest)
+
+    def _new_segment(self, plan: Plan) -> SegmentInfo:
+        prompt = self.prompt
+        return SegmentInfo(
+            segment_id=secrets.token_hex(16),
+            entry_id=prompt.entry_id,
+            model_key=prompt.key.digest,
+            name=self.name,
+            start=plan.reused,
+            end=len(prompt.ids),
+            shape=self.shape,
+            chunk_size=prompt.key.chunk_size,
+            prefill_block=self.prefill_block,
+            parts=plan.parts,
+            created=time.time(),
+        )
+
+    def _clear_space(self, info: SegmentInfo | None) -> None:
+        """Deletes what this entry replaces, and old entries where the budget demands it."""
+        state = survey(self.root.key_dirs())
+        for entry in list(state.entries):
+            here = entry.model_key == self.prompt.key.digest
+            replaced = entry.entry_id == self.prompt.entry_id or entry.problem
+            if here and entry.status == "orphan" and replaced:
+                with contextlib.suppress(StoreError):
+                    delete(entry)
+        state = survey(self.root.key_dirs())
+        new_bytes = info.kv_bytes + 5 * info.end if info is not None else 0
+        target = self.budget() - new_bytes
+        make_room(state, target, keep={self.prompt.entry_id}, on_delete=self._evicted)
+        for directory in self.root.key_dirs():
+            if directory.name != self.prompt.key.digest:
+                tidy(directory)
+
+    def _evicted(self, entry: EntryUse) -> None:
+        name = entry.manifest.name if entry.manifest is not None else entry.entry_id
+        message = f"{name} was evicted to keep the store within its budget"
+        if entry.manifest is not None:
+            self.root.warn("evicted", str(entry.directory), message)
+
+    def _create_segment(self, info: SegmentInfo) -> SegmentFiles:
+        directory = private_dir(self.directory / "segments" / info.segment_id)
+        prompt = self.prompt
+        tokens = directory / "tokens.bin"
+        write_tokens(tokens, info.segment_id, prompt.ids, prompt.hashes, info.chunk_size)
+        write_json(directory / "segment.json", "segment", info.to_json())
+        fsync_dir(directory.parent)
+        return SegmentFiles(
+            directory=directory, info=info, journal=load_journal(directory, info), reserved=False
+        )
+
+    def _open(self, lookup: Lookup, plan: Plan, locks: list[Lock]) -> Writer:
+        own = OwnSegment(plan.own.directory) if plan.own is not None else None
+        try:
+            segments = []
+            for part in plan.parts:
+                if own is not None and own.segment.info.segment_id == part.segment_id:
+                    segments.append(own.segment)
+                    continue
+                files = lookup.files(part.segment_id)
+                if files is None or files.info.shape != self.shape:
+                    path = self.directory / "segments" / part.segment_id
+                    raise StoreError("does not fit the model", where=str(path))
+                segments.append(Segment(files, writable=False))
+        except BaseException:
+            if own is not None:
+                own.close()
+            raise
+        manifest = plan.manifest
+        if manifest is None:
+            raise StoreError("has no manifest", where=str(self.entry_dir))
+        return Writer(
+            entry_id=self.prompt.entry_id,
+            ids=self.prompt.ids,
+            parts=plan.parts,
+            segments=segments,
+            own=own,
+            num_committed=own.segment.journal.committed if own is not None else plan.reused,
+            complete=plan.complete,
+            locks=locks,
+            publish=lambda writer, meta: self._publish(writer, manifest, meta),
+        )
+
+    def _publish(self, writer: Writer, manifest: Manifest, meta: Mapping[str, Any]) -> Entry:
+        if not writer.complete:
+            if len(json.dumps(dict(meta))) > _META_LIMIT:
+                raise ValueError(f"meta is larger than {_META_LIMIT} bytes")
+            manifest = replace(manifest, complete=True, meta=dict(meta))
+            path = self.entry_dir / "manifest.json"
+            with self.root.changing():
+                try:
+                    write_json(path, "entry", manifest.to_json())
+                except OSError as error:
+                    raise store_error(error, path, "finishing the entry") from error
+        return Entry(
+            manifest=manifest,
+            ids=self.prompt.ids,
+            segments=[_read_only(segment, writer) for segment in writer.segments],
+            lock=lock_shared(self.entry_dir / "use.lock", create=True),
+        )
+
+    def _abandon(self) -> None:
+        """Takes back an entry for which there is no room."""
+        with contextlib.suppress(OSError, StoreError), self.root.changing():
+            manifest = Lookup(self.root, self.directory).manifest(self.prompt.entry_id)
+            last = manifest.parts[-1].segment_id if manifest is not None else ""
+            directory = self.directory / "segments" / last
+            if last and _journal_bytes(directory) <= len(journal_header(last)):
+                delete_dir(directory, SEGMENT_FILES)
+                delete_dir(self.entry_dir, ENTRY_FILES)
+            tidy(self.directory)
+
+
+def _journal_bytes(directory: Path) -> int:
+    """Size of a segment's journal; 0 where nothing was ever committed."""
+    try:
+        return (directory / "journal.bin").lstat().st_size
+    except OSError:
+        return 0
+
+
+def _read_only(segment: Segment, writer: Writer) -> Segment:
+    """Maps the writer's own segment anew for reading; what was checked stays checked."""
+    if writer.own_segment(segment) is None:
+        return segment
+    files = SegmentFiles(
+        directory=segment.directory, info=segment.info, journal=segment.journal, reserved=True
+    )
+    fresh = Segment(files, writable=False)
+    fresh.verified = segment.verified
+    return fresh

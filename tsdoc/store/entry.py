@@ -1,0 +1,84 @@
+"""An entry that is open for reading."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from tsdoc.engine.kv import KVPiece
+from tsdoc.store.key import Ids
+from tsdoc.store.locks import Lock
+from tsdoc.store.manifest import Manifest, Part
+from tsdoc.store.pages import Segment, SegmentPiece
+
+
+class Entry:
+    """K and V of a whole prompt, read-only and memory-mapped.
+
+    Pages are checked when `check_keys` and `check_values` of a piece first meet them. While the
+    entry is open nobody's eviction touches it; `close` (or leaving a `with` block) ends that.
+
+    Attributes:
+        ids: The prompt's token ids, int32 [num_tokens].
+        parts: Which segment holds which positions.
+        segments: The mapped segments, one per part.
+    """
+
+    def __init__(
+        self, *, manifest: Manifest, ids: Ids, segments: Sequence[Segment], lock: Lock | None
+    ) -> None:
+        self._manifest = manifest
+        self._lock = lock
+        self.ids = ids
+        self.segments = list(segments)
+        self._pieces = [
+            SegmentPiece(segment, part.end)
+            for segment, part in zip(segments, manifest.parts, strict=True)
+        ]
+
+    @property
+    def entry_id(self) -> str:
+        """32 hex digits."""
+        return self._manifest.entry_id
+
+    @property
+    def name(self) -> str:
+        """The name it was given; of foreign origin."""
+        return self._manifest.name
+
+    @property
+    def num_tokens(self) -> int:
+        """Length of the prompt."""
+        return self._manifest.num_tokens
+
+    @property
+    def meta(self) -> Mapping[str, Any]:
+        """What was handed to `Writer.finish`."""
+        return self._manifest.meta
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The chain of segments."""
+        return self._manifest.parts
+
+    @property
+    def pieces(self) -> list[KVPiece]:
+        """Covers [0, num_tokens)."""
+        return list(self._pieces)
+
+    def close(self) -> None:
+        """Ends the protection from eviction; arrays that are still held stay readable."""
+        if self._lock is not None:
+            self._lock.release()
+
+    def __enter__(self) -> Entry:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

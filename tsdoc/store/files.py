@@ -1,0 +1,249 @@
+"""Careful file access: private files, no links, no foreign owners, checked JSON, reserved space."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from tsdoc.errors import DamagedStoreError, ResourceError, StoreError, StoreFormatError
+from tsdoc.store.key import FORMAT
+
+JSON_LIMIT = 4 << 20
+"""Largest JSON file that is read, in bytes."""
+
+HEX_NAME = re.compile(r"[0-9a-f]{32}")
+_TEMP_NAME = re.compile(r"\.tmp-[0-9a-f]{16}")
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS})
+
+
+def store_error(error: OSError, path: Path, doing: str) -> StoreError | ResourceError:
+    """Maps an OSError to the error of tsdoc that the user sees."""
+    if error.errno in _FULL:
+        return ResourceError(
+            f"{doing} failed: the disk is full ({free_bytes(path):,} bytes free)",
+            where=str(path),
+            hint="Free space, `tsdoc cache prune`, or point TSDOC_HOME to another disk.",
+        )
+    return StoreError(f"{doing} failed ({error.strerror or error})", where=str(path))
+
+
+def free_bytes(path: Path) -> int:
+    """Bytes that this user may still write on the disk of `path` (or of its nearest parent)."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    info = os.statvfs(path)
+    return info.f_bavail * info.f_frsize
+
+
+def open_file(path: Path, flags: int) -> int:
+    """Opens one of the store's own files, mode 0600, and returns the descriptor.
+
+    Raises:
+        DamagedStoreError: it is a link, not a regular file, or belongs to another user.
+        OSError: anything else, for the caller to map.
+    """
+    try:
+        fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise DamagedStoreError(
+                "is a link, and links are not followed", where=str(path)
+            ) from None
+        raise
+    info = os.fstat(fd)
+    if stat.S_ISREG(info.st_mode) and info.st_uid == os.getuid():
+        return fd
+    os.close(fd)
+    what = "belongs to another user" if stat.S_ISREG(info.st_mode) else "is not a regular file"
+    raise DamagedStoreError(what, where=str(path))
+
+
+def own_dir(path: Path) -> bool:
+    """Tells whether `path` is a directory (no link) of this user; False where nothing is.
+
+    Raises:
+        StoreError: something else is there.
+    """
+    try:
+        info = path.lstat()
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise store_error(error, path, "reading the directory") from error
+    if not stat.S_ISDIR(info.st_mode):
+        raise StoreError("is a link or a file where a directory is needed", where=str(path))
+    if info.st_uid != os.getuid():
+        raise StoreError("belongs to another user", where=str(path))
+    return True
+
+
+def named_dirs(path: Path) -> Iterator[Path]:
+    """Yields the sub-directories of `path` whose names are of our format, sorted by name."""
+    if not own_dir(path):
+        return
+    for child in sorted(path.iterdir()):
+        if HEX_NAME.fullmatch(child.name):
+            with contextlib.suppress(StoreError):
+                if own_dir(child):
+                    yield child
+
+
+def read_file(path: Path, limit: int) -> bytes:
+    """Reads a whole file of at most `limit` bytes.
+
+    Raises:
+        DamagedStoreError: it is missing, unreadable or larger.
+    """
+    try:
+        fd = open_file(path, os.O_RDONLY)
+    except OSError as error:
+        raise DamagedStoreError(f"cannot be read ({error.strerror})", where=str(path)) from error
+    with os.fdopen(fd, "rb") as file:
+        size = os.fstat(fd).st_size
+        if size > limit:
+            raise DamagedStoreError(f"is {size:,} bytes, more than {limit:,}", where=str(path))
+        try:
+            return file.read(limit)
+        except OSError as error:
+            raise DamagedStoreError(f"cannot be read ({error})", where=str(path)) from error
+
+
+def _digest(payload: Mapping[str, Any]) -> str:
+    text = json.dumps(payload, sort_keys=True, separators=(",", ":"))
+    return str(xxhash.xxh3_128_hexdigest(text.encode()))
+
+
+def read_json(path: Path, kind: str) -> dict[str, Any]:
+    """Reads a JSON file of the store and checks its kind, format and checksum.
+
+    Raises:
+        StoreFormatError: another format version wrote it.
+        DamagedStoreError: it is missing, no such file, or does not match its checksum.
+    """
+    data = read_file(path, JSON_LIMIT)
+    try:
+        payload = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise DamagedStoreError("is not valid JSON", where=str(path)) from error
+    if not isinstance(payload, dict) or payload.get("kind") != kind:
+        raise DamagedStoreError(f"is not a tsdoc {kind} file", where=str(path))
+    version = payload.get("format")
+    if not isinstance(version, int) or isinstance(version, bool):
+        raise DamagedStoreError("has no format version", where=str(path))
+    if version != FORMAT:
+        age = "a newer" if version > FORMAT else "an older"
+        raise StoreFormatError(
+            f"has format {version} of {age} tsdoc (this one writes {FORMAT})",
+            where=str(path),
+            version=version,
+        )
+    if payload.pop("checksum", None) != _digest(payload):
+        raise DamagedStoreError("does not match its checksum", where=str(path))
+    return payload
+
+
+def write_json(path: Path, kind: str, payload: Mapping[str, Any]) -> None:
+    """Writes a JSON file atomically: temporary file, fsync, rename, fsync of the directory.
+
+    Raises:
+        OSError: for the caller to map.
+    """
+    full = {**payload, "kind": kind, "format": FORMAT}
+    full["checksum"] = _digest(full)
+    temporary = path.with_name(f".tmp-{secrets.token_hex(8)}")
+    try:
+        write_new(temporary, json.dumps(full, indent=1, sort_keys=True).encode())
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    fsync_dir(path.parent)
+
+
+def write_new(path: Path, *parts: bytes | memoryview) -> None:
+    """Creates a file that must not exist, writes `parts` and fsyncs it."""
+    with os.fdopen(open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
+        for part in parts:
+            file.write(part)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def fsync_dir(path: Path) -> None:
+    """Makes creations, renames and deletions in a directory durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def reserve(fd: int, num_bytes: int, path: Path) -> None:
+    """Gives the file its full size with every block allocated, so that mapped writes cannot fail.
+
+    Raises:
+        ResourceError: the disk has no room; the file is left empty.
+        OSError: anything else, for the caller to map.
+    """
+    free = free_bytes(path) + os.fstat(fd).st_blocks * 512
+    try:
+        if free < num_bytes:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        _allocate(fd, num_bytes)
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        os.ftruncate(fd, 0)
+        raise ResourceError(
+            f"the KV pages need {num_bytes:,} bytes of disk and {free:,} are free",
+            where=str(path),
+            hint="Free space, `tsdoc cache prune`, or point TSDOC_HOME to another disk.",
+        ) from error
+    os.fsync(fd)
+
+
+def _allocate(fd: int, num_bytes: int) -> None:
+    if hasattr(os, "posix_fallocate"):
+        try:
+            os.posix_fallocate(fd, 0, num_bytes)
+            return
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED:
+                raise
+    zeros = bytes(1 << 20)
+    offset = os.fstat(fd).st_size
+    while offset < num_bytes:
+        offset += os.pwrite(fd, zeros[: num_bytes - offset], offset)
+
+
+def delete_dir(path: Path, names: tuple[str, ...]) -> bool:
+    """Deletes the files `names` in that order, our temporary files, and the emptied directory.
+
+    Anything else in the directory stays, and so does the directory then.
+
+    Returns:
+        Whether the directory is gone.
+    """
+    temporary = [p.name for p in path.iterdir() if _TEMP_NAME.fullmatch(p.name)]
+    for name in (*names, *temporary):
+        with contextlib.suppress(FileNotFoundError):
+            (path / name).unlink()
+    try:
+        path.rmdir()
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            return False
+        raise
+    return True

@@ -1,0 +1,192 @@
+"""Mapped segments: arrays of K and V, and checks of their pages before use."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from tsdoc.engine.kv import KVArray
+from tsdoc.errors import CorruptPageError, DamagedStoreError
+from tsdoc.store.files import open_file
+from tsdoc.store.journal import first_page
+from tsdoc.store.key import PAGE_SIZE
+from tsdoc.store.segment import SegmentFiles
+
+KEYS, VALUES = 0, 1
+
+
+class Segment:
+    """A mapped segment: arrays of K and V, and checks of their pages.
+
+    Args:
+        files: What `inspect_segment` found; `reserved` must be true.
+        writable: Map for writing; otherwise arrays are read-only.
+
+    Attributes:
+        writing: Positions [first, last) that this process is writing and that are not checked.
+
+    Raises:
+        DamagedStoreError: kv.bin cannot be mapped.
+    """
+
+    def __init__(self, files: SegmentFiles, *, writable: bool) -> None:
+        self.directory = files.directory
+        self.info = files.info
+        self.journal = files.journal
+        self.writing = (files.info.end, files.info.end)
+        shape = files.info.shape
+        num_pages = len(files.journal.block_end)
+        self.verified = np.zeros((shape.num_layers, 2, num_pages), dtype=np.bool_)
+        self._map = _map_file(files.directory / "kv.bin", files.info.kv_bytes, writable=writable)
+        self._regions = self._cut()
+
+    def _cut(self) -> list[KVArray]:
+        info, shape = self.info, self.info.shape
+        count = (info.end - info.start) * shape.num_kv_heads * shape.head_dim
+        rows = (-1, shape.num_kv_heads, shape.head_dim)
+        size = info.region_bytes
+        regions: list[KVArray] = []
+        for at in range(2 * shape.num_layers):
+            flat: KVArray = np.frombuffer(self._map, shape.dtype, count, at * size)
+            regions.append(flat.reshape(rows))
+        return regions
+
+    def rows(self, layer: int, kind: int) -> KVArray:
+        """K (`KEYS`) or V (`VALUES`) of a layer, [capacity, num_kv_heads, head_dim]."""
+        return self._regions[2 * layer + kind]
+
+    def flush(self) -> None:
+        """Writes what was changed through the mapping to disk."""
+        self._map.flush()
+
+    def hash_page(self, layer: int, kind: int, page: int) -> int:
+        """Returns the checksum of page number `page` of this segment as it is now."""
+        info = self.info
+        first = (first_page(info.start) + page) * PAGE_SIZE
+        last = min(first + PAGE_SIZE, info.end)
+        rows = self.rows(layer, kind)[max(first, info.start) - info.start : last - info.start]
+        return int(xxhash.xxh3_64_intdigest(rows.data))
+
+    def check(self, layer: int, kind: int, pages: npt.NDArray[np.int64]) -> None:
+        """Checks pages (numbers within the segment) that were not checked before.
+
+        Raises:
+            CorruptPageError: a page is not what was committed, or was never committed.
+        """
+        verified = self.verified[layer, kind]
+        for page in pages[~verified[pages]].tolist():
+            if not self._is_good(layer, kind, page):
+                self._fail(layer, kind, page)
+            verified[page] = True
+
+    def _is_good(self, layer: int, kind: int, page: int) -> bool:
+        if not self.journal.block_end[page]:
+            return False
+        return self.hash_page(layer, kind, page) == int(self.journal.checksums[layer, kind, page])
+
+    def _fail(self, layer: int, kind: int, page: int) -> None:
+        start, end = self.journal.block_of(page)
+        name = "V" if kind == VALUES else "K"
+        committed = bool(self.journal.block_end[page])
+        what = "does not match its checksum" if committed else "has no valid checksum"
+        number = first_page(self.info.start) + page
+        raise CorruptPageError(
+            f"KV page {number} of layer {layer} ({name}) {what}; "
+            f"tokens {start:,} to {end:,} have to be computed again",
+            where=str(self.directory / "kv.bin"),
+            start=start,
+            end=end,
+        )
+
+    def verify(self) -> Iterator[CorruptPageError | None]:
+        """Checks every page again; yields every error, and None after each layer's K and V."""
+        for layer in range(self.info.shape.num_layers):
+            for kind in (KEYS, VALUES):
+                self.verified[layer, kind] = False
+                yield from self._verify_region(layer, kind)
+
+    def _verify_region(self, layer: int, kind: int) -> Iterator[CorruptPageError | None]:
+        for page in range(self.verified.shape[2]):
+            try:
+                self.check(layer, kind, np.array([page]))
+            except CorruptPageError as error:
+                yield error
+        yield None
+
+    def is_checkable(self, first: int, last: int) -> npt.NDArray[np.int64]:
+        """Numbers of the pages that hold [first, last), without those being written now."""
+        pages = self.journal.pages(first, last)
+        numbers = np.arange(pages.start, pages.stop)
+        return self.without_written(numbers)
+
+    def without_written(self, pages: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Leaves out pages that this process is writing."""
+        first, last = self.writing
+        if first >= last:
+            return pages
+        skip = self.journal.pages(first, last)
+        return np.asarray(pages[(pages < skip.start) | (pages >= skip.stop)], dtype=np.int64)
+
+    def adopt(self, other: Segment, start: int, end: int) -> None:
+        """Takes over what `other`, the same segment, knows of the pages of [start, end)."""
+        pages = self.journal.pages(start, end)
+        for name in ("block_start", "block_end"):
+            getattr(self.journal, name)[pages] = getattr(other.journal, name)[pages]
+        self.journal.checksums[:, :, pages] = other.journal.checksums[:, :, pages]
+        self.verified[:, :, pages] = other.verified[:, :, pages]
+
+
+def _map_file(path: Path, num_bytes: int, *, writable: bool) -> mmap.mmap:
+    try:
+        fd = open_file(path, os.O_RDWR if writable else os.O_RDONLY)
+        try:
+            if os.fstat(fd).st_size != num_bytes:
+                raise DamagedStoreError("changed its size", where=str(path))
+            access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+            return mmap.mmap(fd, num_bytes, access=access)
+        finally:
+            os.close(fd)
+    except (OSError, ValueError) as error:
+        raise DamagedStoreError(f"cannot be mapped ({error})", where=str(path)) from error
+
+
+class SegmentPiece:
+    """Positions [start, end) of a segment as a `KVPiece`."""
+
+    def __init__(self, segment: Segment, end: int) -> None:
+        self.segment = segment
+        self.start = segment.info.start
+        self.capacity = end - self.start
+
+    def keys(self, layer: int) -> KVArray:
+        """See `KVPiece.keys`."""
+        return self.segment.rows(layer, KEYS)[: self.capacity]
+
+    def values(self, layer: int) -> KVArray:
+        """See `KVPiece.values`."""
+        return self.segment.rows(layer, VALUES)[: self.capacity]
+
+    def check_keys(self, layer: int, start: int, end: int) -> None:
+        """See `KVPiece.check_keys`."""
+        start, end = max(start, self.start), min(end, self.start + self.capacity)
+        if start < end:
+            segment = self.segment
+            pages = segment.journal.pages(start, end)
+            if not segment.verified[layer, KEYS, pages].all():
+                segment.check(layer, KEYS, segment.is_checkable(start, end))
+
+    def check_values(self, layer: int, positions: npt.NDArray[np.int64]) -> None:
+        """See `KVPiece.check_values`."""
+        first, last = np.searchsorted(positions, [self.start, self.start + self.capacity])
+        if first < last:
+            segment = self.segment
+            pages = positions[first:last] // PAGE_SIZE - first_page(self.start)
+            pages = pages[~segment.verified[layer, VALUES, pages]]
+            if len(pages):
+                segment.check(layer, VALUES, segment.without_written(np.unique(pages)))

@@ -1,0 +1,299 @@
+"""The KV store: finds, opens, writes, repairs and bounds the KV pages of prompts."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy.typing as npt
+
+from tsdoc.errors import CorruptPageError, StoreError, StoreFormatError
+from tsdoc.store.begin import Beginning, OnWait
+from tsdoc.store.entry import Entry
+from tsdoc.store.eviction import EntryUse, delete, make_room, survey, tidy
+from tsdoc.store.files import free_bytes, store_error
+from tsdoc.store.key import PAGE_SIZE, Hashes, Ids, KVShape, ModelKey, as_ids
+from tsdoc.store.listing import EntryInfo, describe, read_model
+from tsdoc.store.locks import Lock, lock_shared
+from tsdoc.store.lookup import Lookup, make_prompt
+from tsdoc.store.pages import Segment
+from tsdoc.store.repair import Holder, Repair
+from tsdoc.store.root import StoreRoot, Warn
+from tsdoc.store.tokens import read_ids
+from tsdoc.store.writer import Writer
+
+DEFAULT_BYTES = 50_000_000_000
+DEFAULT_RATIO = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """What the store has of a prompt.
+
+    Attributes:
+        reused_tokens: Leading tokens that need not be computed.
+        complete: All of them, as a finished entry.
+        entry_id: The entry that the prompt has or would get.
+    """
+
+    reused_tokens: int
+    complete: bool
+    entry_id: str
+
+
+class Store:
+    """KV pages on disk under one directory, private to the user.
+
+    Args:
+        root: `Home.store`; it is created when something is first written.
+        max_bytes: Budget; None is min(50 GB, 20 % of what the disk has free or the store holds).
+        on_warning: Receives (code, where, message) for files that are passed over because they
+            are damaged or of another format, and for evictions.
+    """
+
+    def __init__(
+        self, root: Path, *, max_bytes: int | None = None, on_warning: Warn | None = None
+    ) -> None:
+        self._root = StoreRoot(root, on_warning or (lambda *_: None))
+        self._max_bytes = max_bytes
+
+    def find(self, key: ModelKey, ids: npt.ArrayLike) -> Match:
+        """Tells how much of a prompt can be reused, without opening or changing anything.
+
+        Raises:
+            StoreError: the store is not ours to read.
+        """
+        prompt = make_prompt(key, as_ids(ids))
+        nothing = Match(reused_tokens=0, complete=False, entry_id=prompt.entry_id)
+        if not self._root.exists():
+            return nothing
+        try:
+            plan = Lookup(self._root, self._root.key_dir(key)).plan(prompt)
+        except StoreFormatError as error:
+            self._root.report(error)
+            return nothing
+        return Match(reused_tokens=plan.reused, complete=plan.complete, entry_id=prompt.entry_id)
+
+    def begin(
+        self,
+        key: ModelKey,
+        shape: KVShape,
+        ids: npt.ArrayLike,
+        *,
+        prefill_block: int,
+        name: str,
+        on_wait: OnWait | None = None,
+    ) -> Writer:
+        """Starts or resumes the prefill of a prompt behind the longest reusable prefix.
+
+        One process writes an entry at a time; others wait and find it finished. Space for all
+        tokens is reserved before this returns, and older entries are evicted for the budget.
+
+        Args:
+            key: The model key.
+            shape: K and V per token; `kv_dtype` as in the key.
+            ids: The prompt's token ids.
+            prefill_block: Tokens per committed block, a multiple of chunk_size and page size.
+            name: Shown by `cache list`.
+            on_wait: Called about once a second while another process computes this prompt.
+
+        Raises:
+            ResourceError: the disk has no room; the message has the numbers.
+            StoreFormatError: a newer tsdoc wrote this entry; it is left alone.
+            StoreError: the store cannot be written (read-only, foreign, without locks).
+        """
+        if prefill_block <= 0 or prefill_block % math.lcm(PAGE_SIZE, key.chunk_size):
+            raise ValueError(
+                f"prefill_block {prefill_block} is no multiple of {PAGE_SIZE} and {key.chunk_size}"
+            )
+        if shape.kv_dtype != key.kv_dtype:
+            raise ValueError(f"kv_dtype {shape.kv_dtype} is not the model key's {key.kv_dtype}")
+        beginning = Beginning(
+            root=self._root,
+            prompt=make_prompt(key, as_ids(ids)),
+            shape=shape,
+            prefill_block=prefill_block,
+            name=name,
+            budget=self.budget,
+            on_wait=on_wait,
+        )
+        return beginning.run()
+
+    def open(self, key: ModelKey, ids: npt.ArrayLike) -> Entry | None:
+        """Opens the finished entry of exactly these ids; None where there is none (usable).
+
+        Sizes, manifest, token ids and journal are checked now, KV pages when they are used.
+
+        Raises:
+            StoreError: the store is not ours to read.
+        """
+        prompt = make_prompt(key, as_ids(ids))
+        directory = self._root.key_dir(key)
+        if not self._root.exists() or not (directory / "entries" / prompt.entry_id).exists():
+            return None
+        return self._open(directory, prompt.entry_id, prompt.ids, prompt.hashes)
+
+    def load(self, entry_id: str) -> Entry:
+        """Opens a finished entry by its id, under whatever model key.
+
+        Raises:
+            StoreError: there is none, or it cannot be used.
+        """
+        for directory in self._root.key_dirs():
+            if not (directory / "entries" / entry_id).exists():
+                continue
+            entry = self._open(directory, entry_id, None, None)
+            if entry is not None:
+                return entry
+        raise StoreError(f"there is no finished entry {entry_id}", where=str(self._root.path))
+
+    def _open(
+        self, directory: Path, entry_id: str, ids: Ids | None, hashes: Hashes | None
+    ) -> Entry | None:
+        path = directory / "entries" / entry_id
+        lock = _use(path)
+        try:
+            lookup = Lookup(self._root, directory)
+            manifest = lookup.manifest(entry_id)
+            if manifest is not None and manifest.complete:
+                header = lookup.header(manifest.parts[-1].segment_id)
+                if header is not None and (ids is None or hashes is None):
+                    ids, hashes = read_ids(header)[: manifest.num_tokens], header.hashes
+                if ids is not None and hashes is not None:
+                    files = lookup.usable(manifest, ids, hashes)
+                    if files:
+                        segments = [Segment(f, writable=False) for f in files]
+                        held, lock = lock, None
+                        return Entry(manifest=manifest, ids=ids, segments=segments, lock=held)
+                self._root.warn("damaged_store", str(path), "a file of the entry cannot be used")
+        except StoreFormatError as error:
+            self._root.report(error)
+        finally:
+            if lock is not None:
+                lock.release()
+        return None
+
+    def repair(self, holder: Holder, start: int, end: int) -> Repair:
+        """Starts to recompute the block [start, end) that a `CorruptPageError` named.
+
+        Args:
+            holder: The open entry, or the writer, whose piece raised it.
+            start: The error's `start`.
+            end: The error's `end`.
+
+        Raises:
+            ValueError: that is no range within one segment of the entry.
+            StoreError: the store cannot be written.
+        """
+        return Repair(holder, start, end)
+
+    def verify(
+        self, entry: Entry, on_progress: Callable[[int, int], None] | None = None
+    ) -> list[CorruptPageError]:
+        """Reads every page of an entry, whether or not it was checked before.
+
+        Args:
+            entry: An open entry.
+            on_progress: Receives (pages done, pages in all).
+
+        Returns:
+            One error per damaged block; `Store.repair` takes its `start` and `end`.
+        """
+        found: dict[tuple[str, int, int], CorruptPageError] = {}
+        total = sum(segment.verified.size for segment in entry.segments)
+        done = 0
+        for segment in entry.segments:
+            for error in segment.verify():
+                if error is not None:
+                    found.setdefault((error.where or "", error.start, error.end), error)
+                    continue
+                done += segment.verified.shape[2]
+                if on_progress is not None:
+                    on_progress(done, total)
+        return list(found.values())
+
+    def num_bytes(self) -> int:
+        """Bytes that the store holds, shared segments counted once."""
+        return survey(self._root.key_dirs()).num_bytes
+
+    def budget(self) -> int:
+        """Bytes that the store may hold."""
+        if self._max_bytes is not None:
+            return self._max_bytes
+        room = free_bytes(self._root.path) + self.num_bytes()
+        return min(DEFAULT_BYTES, int(DEFAULT_RATIO * room))
+
+    def remove(self, entry_ids: Sequence[str]) -> int:
+        """Deletes entries and what only they use; returns the bytes freed.
+
+        Raises:
+            StoreError: an entry does not exist, is in use, or is of a newer format.
+        """
+        freed = 0
+        with self._changing():
+            for entry_id in entry_ids:
+                state = survey(self._root.key_dirs())
+                entries = [e for e in state.entries if e.entry_id == entry_id]
+                if not entries:
+                    raise StoreError(f"there is no entry {entry_id}", where=str(self._root.path))
+                freed += sum(delete(entry) for entry in entries)
+        return freed
+
+    def prune(self, max_bytes: int | None = None, keep: Collection[str] = ()) -> list[EntryInfo]:
+        """Deletes what was used longest ago until the store holds at most `max_bytes`.
+
+        Things of no use go first: an older tsdoc's, damaged ones, segments without an entry.
+        Entries in `keep`, in use, or of a newer tsdoc stay.
+
+        Args:
+            max_bytes: None is the budget.
+            keep: Ids of entries to keep.
+
+        Returns:
+            What was deleted.
+        """
+        if not self._root.exists():
+            return []
+        gone: list[EntryInfo] = []
+
+        def note(entry: EntryUse) -> None:
+            gone.append(described[id(entry)])
+
+        with self._changing():
+            state = survey(self._root.key_dirs())
+            described = {id(e): describe(e, {}) for e in state.entries}
+            target = self.budget() if max_bytes is None else max_bytes
+            make_room(state, target, keep=keep, on_delete=note)
+        return gone
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        with self._root.changing():
+            yield
+            for directory in self._root.key_dirs():
+                tidy(directory)
+
+    def list(self) -> list[EntryInfo]:
+        """Returns what is in the store, last used first."""
+        if not self._root.exists():
+            return []
+        found: list[EntryInfo] = []
+        for directory in self._root.key_dirs():
+            model = read_model(directory)
+            found += [describe(entry, model) for entry in survey([directory]).entries]
+        return sorted(found, key=lambda e: -e.last_used)
+
+
+def _use(path: Path) -> Lock | None:
+    """Protects an entry from eviction and notes that it was used now."""
+    try:
+        lock = lock_shared(path / "use.lock", create=(path / "manifest.json").exists())
+    except OSError as error:
+        raise store_error(error, path, "locking the entry") from error
+    with contextlib.suppress(OSError):  # a read-only store
+        os.utime(path / "use.lock", follow_symlinks=False)
+    return lock
