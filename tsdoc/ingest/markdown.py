@@ -16,10 +16,11 @@ _NOT_PARAGRAPH = re.compile(r"(?: {4}|\t| {0,3}(?:[-*+>|]|\d{1,9}[.)])(?:[ \t]|$
 
 def split_markdown(text: str) -> tuple[Part, ...]:
     """Splits Markdown at its headings (`#` and underlined), outside of code fences."""
-    return split_at(text, list(_markdown_headings(text)))
+    return split_at(text, list(markdown_headings(text)))
 
 
-def _markdown_headings(text: str) -> Iterator[Heading]:
+def markdown_headings(text: str) -> Iterator[Heading]:
+    """Yields the headings of a Markdown text down to `MAX_DEPTH`."""
     fence: str | None = None
     paragraph: list[tuple[int, str]] = []
     for start, line in lines_of(_hide_front_matter(text)):

@@ -64,7 +64,7 @@ class _Readers:
         """Returns the file as `engine` opened it, or None if it cannot."""
         unit = f"opening ({engine})"
         if engine not in self._open and engine not in self._refused and unit not in self.failed:
-            self.begin(unit)
+            self.begin(unit, 0)
             try:
                 self._open[engine] = _open(engine, self.path, self._password)
             except InputError as error:
@@ -123,7 +123,7 @@ def _head(opened: PdfFile, readers: _Readers) -> Message:
     }
     for key, ask in (("outline", opened.outline), ("labels", opened.labels)):
         if key not in readers.failed:
-            readers.begin(key)
+            readers.begin(key, 0)
             try:
                 head[key] = ask()
             except InputError as error:
@@ -140,7 +140,7 @@ def _read_page(index: int, readers: _Readers) -> Message:
         opened = None if unit in readers.failed else readers.get(engine)
         if opened is None or index >= opened.num_pages:
             continue
-        readers.begin(unit)
+        readers.begin(unit, 0)
         try:
             page = opened.text(index)
         except InputError as error:

@@ -17,8 +17,11 @@ from tsdoc.ingest.decode import decode
 from tsdoc.ingest.document import Document, IngestWarning, Section, SkippedFile, SourceFile
 from tsdoc.ingest.extract import LOSSES, Extract
 from tsdoc.ingest.gather import Item, gather, shown_name
+from tsdoc.ingest.headings import split_at
 from tsdoc.ingest.markdown import split_markdown
+from tsdoc.ingest.marked import read_marked
 from tsdoc.ingest.narrow import narrow_to_section
+from tsdoc.ingest.notebook import read_notebook
 from tsdoc.ingest.options import IngestOptions
 from tsdoc.ingest.pdf import read_pdf
 from tsdoc.ingest.worker import Worker
@@ -35,6 +38,9 @@ __all__ = [
 
 READER_VERSION = 1
 """Grows when a reader would give another text for the same file."""
+
+_IN_WORKER = frozenset({"pdf", "epub", "docx", "html"})
+_PROSE = frozenset({"", ".txt", ".text"})
 
 Progress = Callable[[str, int, int], None]
 """Told (name of the file, bytes done, bytes in all)."""
@@ -208,37 +214,47 @@ class _Builder:
 
     def _read(self, item: Item, worker: Worker) -> tuple[SourceFile, Extract]:
         with item.open() as file:
-            if item.kind == "pdf":
+            if item.kind in _IN_WORKER:
                 content, size = _hash(file)
-                extract = self._read_pdf(item, worker)
-                if item.data is None and _changed(file, item, content):
+                extract = self._read_in_worker(item, worker)
+                if item.data is None and _changed(item, content):
                     raise InputError("changed while it was being read")
             else:
                 data = file.read(self._options.limits.text_bytes + 1)
                 content, size = hashlib.sha256(data).hexdigest(), len(data)
-                extract = _read_text(item.kind, data)
+                extract = _read_text(item, data)
         source = SourceFile(
             name=item.name, path=item.path, kind=item.kind, num_bytes=size, sha256=content
         )
         return source, extract
 
-    def _read_pdf(self, item: Item, worker: Worker) -> Extract:
+    def _read_in_worker(self, item: Item, worker: Worker) -> Extract:
         def on_page(done: int, total: int) -> None:
             self._tell(item, item.num_bytes * done // total)
 
         with _on_disk(item) as path:
-            return read_pdf(path, self._options, worker, on_page)
+            if item.kind == "pdf":
+                return read_pdf(path, self._options, worker, on_page)
+            return read_marked(item.kind, path, self._options.limits, worker)
 
 
 class _NoTextError(InputError):
     """A file holds nothing but white space."""
 
 
-def _read_text(kind: str, data: bytes) -> Extract:
+def _read_text(item: Item, data: bytes) -> Extract:
     decoded = decode(data)
-    if not decoded.text.strip():
+    text = decoded.text
+    if not text.strip():
         raise _NoTextError("holds no text")
-    parts = split_markdown(decoded.text) if kind == "markdown" else split_text(decoded.text)
+    if item.kind == "notebook":
+        return read_notebook(text)
+    if item.kind == "markdown":
+        parts = split_markdown(text)
+    elif item.path is None or item.path.suffix.lower() in _PROSE:
+        parts = split_text(text)
+    else:
+        parts = split_at(text, ())
     return Extract(parts=parts, problems=decoded.problems)
 
 
@@ -265,7 +281,7 @@ def _hash(file: BinaryIO) -> tuple[str, int]:
     return digest.hexdigest(), num_bytes
 
 
-def _changed(file: BinaryIO, item: Item, content: str) -> bool:
+def _changed(item: Item, content: str) -> bool:
     """Whether the path leads to another content now than when it was hashed."""
     with item.open() as again:
         return _hash(again)[0] != content

@@ -16,8 +16,10 @@ from collections.abc import Callable, Iterator
 from tsdoc.errors import InputError
 from tsdoc.ingest.frames import Message, encode_frame, read_frame
 
-Begin = Callable[[str], None]
-"""Called by a reader with the name of the unit of work that it begins."""
+Begin = Callable[[str, int], None]
+"""Called by a reader with the name of the unit of work that it begins, and its size in bytes."""
+
+_BYTES_PER_S = 1 << 20
 
 Reader = Callable[[Message, Begin], Iterator[Message]]
 
@@ -37,9 +39,9 @@ def main() -> None:
         answers.write(encode_frame(message))
         answers.flush()
 
-    def begin(unit: str) -> None:
+    def begin(unit: str, num_bytes: int) -> None:
         send({"unit": unit})
-        signal.setitimer(signal.ITIMER_PROF, cpu_s)
+        signal.setitimer(signal.ITIMER_PROF, cpu_s + num_bytes / _BYTES_PER_S)
 
     while (request := read_frame(requests)) is not None:
         try:
@@ -56,6 +58,18 @@ def _reader(name: str) -> Reader:
         from tsdoc.ingest.pdf_child import read_pdf
 
         return read_pdf
+    if name == "epub":
+        from tsdoc.ingest.epub import read_epub
+
+        return read_epub
+    if name == "docx":
+        from tsdoc.ingest.docx import read_docx
+
+        return read_docx
+    if name == "html":
+        from tsdoc.ingest.html import read_page
+
+        return read_page
     raise ValueError(f"no reader {name!r}")
 
 
