@@ -1,4 +1,4 @@
-"""A stand-in for the engine: K and V that depend on all tokens up to their own, and on nothing else.
+"""A stand-in for the engine: K and V that depend on all tokens up to their own, and no others.
 
 Run as a program it prefills one prompt and exits: the process that crash tests kill.
 """
@@ -119,20 +119,25 @@ def heal(store, holder, shape=SHAPE, block=BLOCK):
                     repaired.append((start, end))
 
 
+def say(**event):
+    sys.stdout.write(json.dumps(event) + "\n")
+    sys.stdout.flush()
+
+
 def main():
     root, num_tokens, seed, delay_s = sys.argv[1:]
     ids = make_ids(int(num_tokens), int(seed))
     store = Store(Path(root))
 
     def on_block(end):
-        print(json.dumps({"committed": end}), flush=True)
+        say(committed=end)
         time.sleep(float(delay_s))
 
     with store.begin(KEY, SHAPE, ids, prefill_block=BLOCK, name="doc") as writer:
-        print(json.dumps({"start": writer.num_committed}), flush=True)
+        say(start=writer.num_committed)
         prefill(writer, ids, on_block=on_block)
         writer.finish({"sources": ["doc"]}).close()
-    print(json.dumps({"done": True}), flush=True)
+    say(done=True)
 
 
 if __name__ == "__main__":

@@ -179,8 +179,7 @@ class Beginning:
         target = self.budget() - new_bytes
         make_room(state, target, keep={self.prompt.entry_id}, on_delete=self._evicted)
         for directory in self.root.key_dirs():
-            if directory.name != self.prompt.key.digest:
-                tidy(directory)
+            tidy(directory)
 
     def _evicted(self, entry: EntryUse) -> None:
         name = entry.manifest.name if entry.manifest is not None else entry.entry_id

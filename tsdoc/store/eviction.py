@@ -303,9 +303,9 @@ def tidy(directory: Path) -> None:
     for path in (directory / "entries", directory / "segments"):
         with contextlib.suppress(OSError):
             path.rmdir()
-    if not (directory / "entries").exists() and not (directory / "segments").exists():
-        with contextlib.suppress(OSError):
-            delete_dir(directory, ("model.json",))
+    empty = not (directory / "entries").exists() and not (directory / "segments").exists()
+    with contextlib.suppress(OSError):
+        delete_dir(directory, ("model.json",) if empty else ())
 
 
 def _drop_litter(

@@ -1,0 +1,214 @@
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.store.synthetic import BLOCK, KEY, SHAPE, expected, make_ids, prefill, read
+from tsdoc.store import Store
+
+REPOSITORY = Path(__file__).parents[2]
+NUM_TOKENS = 4000
+
+
+def start(root, num_tokens=NUM_TOKENS, seed=0, delay_s=0.0):
+    command = [sys.executable, "-m", "tests.store.synthetic", root, num_tokens, seed, delay_s]
+    return subprocess.Popen([*map(str, command)], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
+
+
+def events(process):
+    out, _ = process.communicate(timeout=60)
+    lines = []
+    for line in out.splitlines():
+        with contextlib.suppress(ValueError):  # a line that the kill cut short
+            lines.append(json.loads(line))
+    return lines
+
+
+def test_a_killed_prefill_goes_on_from_the_last_committed_block(store, root):
+    """Every kill is followed by a look: what was reported committed is there, bit for bit."""
+    ids = make_ids(NUM_TOKENS)
+    chance = random.Random(5)
+    known = 0
+    for _ in range(12):
+        process = start(root, delay_s=0.01)
+        first = process.stdout.readline()
+        time.sleep(chance.uniform(0, 0.12))
+        process.send_signal(signal.SIGKILL)
+        said = [json.loads(first), *events(process)]
+        assert said[0]["start"] >= known
+        if {"done": True} in said:
+            break
+        known = max([known, *(e["committed"] for e in said if "committed" in e)])
+        found = store.find(KEY, ids)
+        assert known <= found.reused_tokens <= known + BLOCK
+        known = found.reused_tokens
+    with store.begin(KEY, SHAPE, ids, prefill_block=BLOCK, name="doc") as writer:
+        assert writer.num_committed >= known
+        prefill(writer, ids)
+        entry = writer.finish({})
+    assert np.array_equal(read(entry), expected(ids))
+    entry.close()
+    assert len(list(root.rglob("kv.bin"))) == 1
+    assert not list(root.rglob(".tmp-*"))
+
+
+CALLS = ["fsync", "open", "pwrite", "posix_fallocate", "ftruncate"]
+
+
+class Died(BaseException):
+    """Stands for the process's end."""
+
+
+class Mortality:
+    """Lets this process, as far as its files are concerned, die at the n-th call that changes them.
+
+    From then on every such call fails, so that no cleaning up reaches the disk.
+    """
+
+    def __init__(self, monkeypatch, number):
+        self.left = number
+        for name in CALLS:
+            monkeypatch.setattr(os, name, self._wrap(getattr(os, name)))
+        for name in ("replace", "unlink", "mkdir", "rmdir"):
+            monkeypatch.setattr(Path, name, self._wrap(getattr(Path, name)))
+
+    def _wrap(self, real):
+        def call(*args, **kwargs):
+            self.left -= 1
+            if self.left <= 0:
+                raise Died
+            return real(*args, **kwargs)
+
+        return call
+
+
+def dies(monkeypatch, number, work):
+    """Runs `work`, dying at call `number`; returns whether it died."""
+    with monkeypatch.context() as patches:
+        Mortality(patches, number)
+        try:
+            work()
+        except Died:
+            return True
+    return False
+
+
+def prefill_all(store, ids):
+    with store.begin(KEY, SHAPE, ids, prefill_block=BLOCK, name="doc") as writer:
+        prefill(writer, ids)
+        writer.finish({}).close()
+
+
+def test_death_at_every_single_file_operation_is_survived(tmp_path, monkeypatch):
+    ids = make_ids(1500)
+    number = 0
+    died = True
+    while died:
+        number += 1
+        root = tmp_path / str(number)
+        died = dies(monkeypatch, number, lambda root=root: prefill_all(Store(root), ids))
+        prefill_all(Store(root), ids)
+        check_alone(root, ids)
+    assert number > 60
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_row_of_deaths_is_survived(store, root, seed, monkeypatch):
+    ids = make_ids(1500, seed=seed)
+    chance = random.Random(seed)
+    for _ in range(12):
+        dies(monkeypatch, chance.randrange(1, 90), lambda: prefill_all(store, ids))
+        assert all(e.status != "complete" for e in store.list()) or store.open(KEY, ids)
+    prefill_all(store, ids)
+    check_alone(root, ids)
+
+
+def test_death_at_every_step_of_a_removal_leaves_nothing_half_gone(tmp_path, monkeypatch):
+    ids = make_ids(300)
+    number = 0
+    died = True
+    while died:
+        number += 1
+        root = tmp_path / str(number)
+        store = Store(root, max_bytes=1 << 30)
+        prefill_all(store, ids)
+        name = store.list()[0].entry_id
+        died = dies(monkeypatch, number, lambda s=store, n=name: s.remove([n]))
+        entry = store.open(KEY, ids)
+        if entry is not None:
+            with entry:
+                assert np.array_equal(read(entry), expected(ids))
+        elif store.list():
+            store.remove([name])
+            assert not list(root.rglob("tokens.bin"))
+        prefill_all(store, ids)
+        check_alone(root, ids)
+
+
+def check_alone(root, ids):
+    """The store holds this one entry, right, and no litter."""
+    store = Store(root, max_bytes=1 << 30)
+    with store.open(KEY, ids) as entry:
+        assert np.array_equal(read(entry), expected(ids))
+    assert [e.status for e in store.list()] == ["complete"]
+    names = sorted(p.name for p in root.rglob("*") if p.is_file())
+    assert names == sorted(
+        ["store.lock", "model.json", "manifest.json", "writer.lock", "use.lock"]
+        + ["segment.json", "kv.bin", "journal.bin", "tokens.bin", "write.lock"]
+    )
+
+
+def test_two_processes_at_once_compute_a_document_once(root):
+    processes = [start(root, delay_s=0.02) for _ in range(3)]
+    said = [events(p) for p in processes]
+    assert all(e[-1] == {"done": True} for e in said)
+    committed = [e["committed"] for lines in said for e in lines if "committed" in e]
+    assert len(committed) == len(set(committed)) == -(-NUM_TOKENS // BLOCK)
+    ids = make_ids(NUM_TOKENS)
+    check_alone(root, ids)
+
+
+def test_who_waits_takes_over_when_the_writer_is_killed(store, root):
+    first = start(root, delay_s=0.2)
+    assert json.loads(first.stdout.readline()) == {"start": 0}
+    second = start(root)
+    while json.loads(first.stdout.readline())["committed"] < 2 * BLOCK:
+        pass
+    first.send_signal(signal.SIGKILL)
+    events(first)
+    said = events(second)
+    assert said[-1] == {"done": True}
+    assert said[0]["start"] in (2 * BLOCK, 3 * BLOCK)
+
+
+def test_who_waits_is_told_how_far_the_other_is(store, root):
+    other = start(root, delay_s=0.15)
+    other.stdout.readline()
+    heard = []
+    ids = make_ids(NUM_TOKENS)
+    with store.begin(
+        KEY, SHAPE, ids, prefill_block=BLOCK, name="doc", on_wait=heard.append
+    ) as writer:
+        assert writer.complete
+    assert events(other)[-1] == {"done": True}
+    assert heard
+    assert heard == sorted(heard)
+    assert heard[-1] <= NUM_TOKENS
+
+
+def test_an_open_entry_outlives_its_removal_by_force(store, root):
+    """Readers that mapped the files keep their data, whatever happens to the names."""
+    ids = make_ids(1300)
+    prefill_all(store, ids)
+    entry = store.open(KEY, ids)
+    for path in sorted(root.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    assert np.array_equal(read(entry), expected(ids))
