@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.prompt.strategies import documents
@@ -88,6 +88,7 @@ def test_very_deep_paths_are_laid_out() -> None:
     assert contents_text(document, tree_tokens=100).startswith("<contents>\n- d/")
 
 
+@settings(max_examples=50, deadline=None)
 @given(documents(), st.integers(0, 200))
 def test_the_contents_keep_to_their_budget(document: Document, budget: int) -> None:
     assert estimate_tokens(contents_text(document, tree_tokens=budget)) <= budget

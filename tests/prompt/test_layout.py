@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import re
 
-from hypothesis import given
+from hypothesis import given, settings
 
 from tests.prompt.strategies import documents, make_document, texts
 from tsdoc.ingest.document import Document
@@ -64,6 +64,7 @@ def test_no_line_of_the_text_is_a_delimiter_and_unescaping_gives_it_back(text: s
     assert "".join(unescaped) == text
 
 
+@settings(max_examples=50, deadline=None)
 @given(documents())
 def test_prompt_text_is_the_sections_and_then_the_contents(document: Document) -> None:
     parts = list(prompt_text(document, tree_tokens=1000))

@@ -16,7 +16,9 @@ from tsdoc.errors import ModelError
 from tsdoc.prompt import pieces
 from tsdoc.prompt.tokenizer import TextTokenizer
 
-shared_tokenizer = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+shared_tokenizer = settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50, deadline=None
+)
 
 
 def _original(tokenizer: TextTokenizer) -> Tokenizer:

@@ -13,6 +13,7 @@ _PER_LETTER = 0.055
 _PER_DIGIT = 0.8
 _PER_MARK = 0.7
 _PER_NEWLINE = 0.45
+_PER_INDENT = 0.7
 _PER_TWO_BYTES = 0.5
 _PER_THREE_BYTES = 0.8
 _PER_FOUR_BYTES = 2.0
@@ -29,10 +30,14 @@ def estimate_tokens(text: str) -> int:
         return 0
     folded = data | 0x20
     letter = (folded >= ord("a")) & (folded <= ord("z"))
-    words = int(letter[0]) + _count(letter[1:] & ~letter[:-1])
+    capital = letter & (data < ord("a"))
+    # Words begin after what is no letter, and inside names such as `camelCase`.
+    words = int(letter[0]) + _count(letter[1:] & (~letter[:-1] | (capital[1:] & ~capital[:-1])))
     letters = _count(letter)
     digits = _count((data >= ord("0")) & (data <= ord("9")))
-    blanks = _count((data == ord(" ")) | (data == ord("\t")))
+    blank = (data == ord(" ")) | (data == ord("\t"))
+    blanks = _count(blank)
+    indents = _count(blank[1:] & blank[:-1] & ~np.append(False, blank[:-2]))
     newlines = _count(data == ord("\n"))
     marks = _count(data < 0x80) - letters - digits - blanks - newlines
     total = (
@@ -41,6 +46,7 @@ def estimate_tokens(text: str) -> int:
         + digits * _PER_DIGIT
         + marks * _PER_MARK
         + newlines * _PER_NEWLINE
+        + indents * _PER_INDENT
         + _count((data >= 0xC0) & (data < 0xE0)) * _PER_TWO_BYTES
         + _count((data >= 0xE0) & (data < 0xF0)) * _PER_THREE_BYTES
         + _count(data >= 0xF0) * _PER_FOUR_BYTES

@@ -45,12 +45,13 @@ def read_checked(path: Path) -> dict[str, Any] | None:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Writes a new file with mode 0600 and waits until it is on the disk."""
+    """Writes a new file with mode 0600.
+
+    It is not synced: what a power cut leaves of it does not match its checksum.
+    """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _is_ours(info: os.stat_result) -> bool:
