@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
+
 from tsdoc.errors import ModelError
 
 MAX_KEYS = 10_000
@@ -20,7 +22,7 @@ MAX_TENSORS = 100_000
 MAX_STRING_BYTES = 16 << 20
 MAX_ITEMS = 8_000_000  # over all arrays together; the largest vocabularies have 262,144 tokens
 MAX_DIMENSIONS = 4
-_STRING, _ARRAY = 8, 9
+_FLOAT32, _STRING, _ARRAY = 6, 8, 9
 # struct codes of GGUF's value types 0 … 12 without string and array.
 _SCALARS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
 
@@ -124,6 +126,9 @@ class _Parser:
         return self._read(length).decode("utf-8", "replace")
 
     def _value(self, kind: int) -> Any:
+        if kind == _FLOAT32:
+            # 1e-6 as float32 is 9.99999997e-7 as a double; the shortest decimal is what was meant.
+            return float(str(np.float32(self._scalar("f"))))
         if kind in _SCALARS:
             return self._scalar(_SCALARS[kind])
         if kind == _STRING:
