@@ -9,40 +9,53 @@ from tests.tiny_models import make_engine, make_oracle, memory_piece, token_ids
 from tsdoc.engine.generate import GenerationConfig
 from tsdoc.engine.selection_cache import MAX_HITS, SelectionCache
 
-CHOSEN = torch.tensor([[5, 9]])
+
+class Rows:
+    def attend(self, q: torch.Tensor, position: int) -> torch.Tensor:
+        return q
 
 
-def test_a_close_query_reuses_the_selection_and_its_local_start() -> None:
+WINDOW = Rows()
+
+
+def test_a_close_query_reuses_the_window() -> None:
     cache = SelectionCache(0.9)
     query = torch.randn(2, 8, generator=torch.Generator().manual_seed(0))
-    assert cache.look_up(0, query) is None
-    cache.remember(0, query, CHOSEN, 40)
-    hit = cache.look_up(0, query * 3)
-    assert hit is not None
-    assert hit[0] is CHOSEN
-    assert hit[1] == 40
-    assert cache.look_up(0, -query) is None
-    assert cache.look_up(1, query) is None
+    assert cache.look_up(0, query, whole=False) is None
+    cache.remember(0, query, WINDOW, whole=False)
+    assert cache.look_up(0, query * 3, whole=False) is WINDOW
+    assert cache.look_up(0, -query, whole=False) is None
+    assert cache.look_up(1, query, whole=False) is None
     assert (cache.num_lookups, cache.num_hits) == (4, 1)
 
 
 def test_heads_count_together() -> None:
     cache = SelectionCache(0.9)
     strong, weak = torch.tensor([10.0, 0.0]), torch.tensor([0.1, 0.0])
-    cache.remember(0, torch.stack((strong, weak)), CHOSEN, 0)
-    assert cache.look_up(0, torch.stack((strong, -weak))) is not None
+    cache.remember(0, torch.stack((strong, weak)), WINDOW, whole=False)
+    assert cache.look_up(0, torch.stack((strong, -weak)), whole=False) is not None
 
 
 def test_theta_none_switches_the_cache_off() -> None:
     cache = SelectionCache(None)
-    cache.remember(0, torch.ones(1, 4), CHOSEN, 0)
-    assert cache.look_up(0, torch.ones(1, 4)) is None
+    cache.remember(0, torch.ones(1, 4), WINDOW, whole=False)
+    assert cache.look_up(0, torch.ones(1, 4), whole=False) is None
+
+
+def test_a_whole_window_serves_as_long_as_everything_fits() -> None:
+    cache = SelectionCache(None)
+    cache.remember(0, torch.ones(1, 4), WINDOW, whole=True)
+    assert cache.look_up(0, -torch.ones(1, 4), whole=True) is WINDOW
+    assert cache.num_lookups == 0
+    assert cache.look_up(0, torch.ones(1, 4), whole=False) is None
 
 
 def test_a_refresh_is_forced_after_the_largest_number_of_hits() -> None:
     cache = SelectionCache(-1.0)
-    cache.remember(0, torch.ones(1, 4), CHOSEN, 0)
-    hits = [cache.look_up(0, torch.ones(1, 4)) is not None for _ in range(MAX_HITS + 1)]
+    cache.remember(0, torch.ones(1, 4), WINDOW, whole=False)
+    hits = [
+        cache.look_up(0, torch.ones(1, 4), whole=False) is not None for _ in range(MAX_HITS + 1)
+    ]
     assert hits == [True] * MAX_HITS + [False]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -99,3 +101,17 @@ def test_attends_at_compact_positions(sizes: list[int], num_sets: int, num_token
         queries = ROPE.rotate(q[:, heads].transpose(0, 1), slice(before, len(index)))
         expected = reference_attention(queries, keys, v[index, head][None], num_before=before)
         torch.testing.assert_close(actual[:, heads].transpose(0, 1), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_window_grows_and_equals_attention_from_its_first_local_token() -> None:
+    cache, k, v = make_cache([200, 100, 100])
+    cache.write(0, 0, k, v)
+    generator = torch.Generator().manual_seed(2)
+    around = chunk_range(250, 251, CONFIG)
+    selected = torch.randperm(230, generator=generator)[:20].sort().values[None] + 5
+    window = cache.open_window(0, selected, around)
+    for position in range(250, 250 + torch_cache.ROOM + 5):
+        q = torch.randn(1, 6, DIM, generator=generator)
+        grown = dataclasses.replace(around, start=position, end=position + 1)
+        expected = cache.attend(0, q, selected, grown)
+        torch.testing.assert_close(window.attend(q, position), expected, atol=1e-5, rtol=1e-5)

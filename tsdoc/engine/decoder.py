@@ -106,7 +106,7 @@ class Decoder:
         """
         w = self._layers[layer]
         hidden += F.linear(attention.flatten(1).to(self.dtype), w.o, w.o_bias)
-        for rows in hidden.split(MLP_ROWS):
+        for rows in torch.split(hidden, MLP_ROWS):
             x = rms_norm(rows, w.post_norm, self.config.norm_eps)
             gated = F.silu(F.linear(x, w.gate, w.gate_bias), inplace=True)
             gated *= F.linear(x, w.up, w.up_bias)

@@ -5,9 +5,9 @@ embed → for each layer: project → write K/V → select per chunk → attend 
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -20,7 +20,7 @@ from tsdoc.kernels.selection import SelectionConfig, chunk_range, selection_quer
 Ranges = Sequence[tuple[int, int]]
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Runner:
     """A model and the selection settings it runs with.
 
@@ -90,24 +90,22 @@ class Runner:
         """Runs one generated token and returns the logits [vocab_size] of the next.
 
         On a Selection Cache hit, tokens that have left the local window since the selection was
-        made stay attended: local keeps its old start.
+        made stay attended: the window grows.
         """
         decoder, config = self.decoder, self.selection
         around = chunk_range(position, position + 1, config)
+        whole = allowed is None and around.num_candidates <= config.top_k
         hidden = decoder.embed(torch.tensor([token]))
         for layer in range(decoder.config.num_layers):
             q, k, v = decoder.project(layer, hidden)
             cache.write(layer, position, k, v)
             query = selection_query(q, self.rope, config.n_local)
-            hit = reuse.look_up(layer, query)
-            if hit is None:
+            window = reuse.look_up(layer, query, whole=whole)
+            if window is None:
                 (selected,) = cache.select(layer, query.unsqueeze(0), [around], allowed)
-                reuse.remember(layer, query, selected, around.local_start)
-                attended = around
-            else:
-                selected, local_start = hit
-                attended = dataclasses.replace(around, local_start=local_start)
-            hidden = decoder.finish_layer(layer, hidden, cache.attend(layer, q, selected, attended))
+                window = cache.open_window(layer, selected, around)
+                reuse.remember(layer, query, window, whole=whole)
+            hidden = decoder.finish_layer(layer, hidden, window.attend(q, position))
         return decoder.logits(hidden).squeeze(0)
 
 

@@ -11,6 +11,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+KVArray = npt.NDArray[np.uint16] | npt.NDArray[np.float32]
+
 
 class KVPiece(Protocol):
     """K and V of consecutive tokens [start, start + capacity) for all layers.
@@ -27,10 +29,10 @@ class KVPiece(Protocol):
     def capacity(self) -> int:
         """Number of tokens there is room for."""
 
-    def keys(self, layer: int) -> npt.NDArray[np.uint16] | npt.NDArray[np.float32]:
+    def keys(self, layer: int) -> KVArray:
         """K of one layer, [capacity, num_kv_heads, head_dim]; writable while being written."""
 
-    def values(self, layer: int) -> npt.NDArray[np.uint16] | npt.NDArray[np.float32]:
+    def values(self, layer: int) -> KVArray:
         """V of one layer, same shape."""
 
     def check_keys(self, layer: int, start: int, end: int) -> None:
@@ -79,13 +81,15 @@ class MemoryPiece:
             (num_layers, 2, capacity, num_kv_heads, head_dim), dtype=KV_DTYPES[kv_dtype]
         )
 
-    def keys(self, layer: int) -> npt.NDArray[np.uint16] | npt.NDArray[np.float32]:
+    def keys(self, layer: int) -> KVArray:
         """See `KVPiece.keys`."""
-        return self._data[layer, 0]
+        rows: KVArray = self._data[layer, 0]
+        return rows
 
-    def values(self, layer: int) -> npt.NDArray[np.uint16] | npt.NDArray[np.float32]:
+    def values(self, layer: int) -> KVArray:
         """See `KVPiece.values`."""
-        return self._data[layer, 1]
+        rows: KVArray = self._data[layer, 1]
+        return rows
 
     def check_keys(self, layer: int, start: int, end: int) -> None:
         """Memory is trusted."""

@@ -15,6 +15,25 @@ import torch
 from tsdoc.kernels.selection import ChunkRange
 
 
+class Window(Protocol):
+    """The rows one decode selection attends to in one layer, gathered and rotated once.
+
+    Tokens generated while the selection is reused are appended at the next compact positions:
+    those that leave the local window stay, so no row ever moves.
+    """
+
+    def attend(self, q: torch.Tensor, position: int) -> torch.Tensor:
+        """Appends the token at `position` and attends from it.
+
+        Args:
+            q: [1, num_qo_heads, head_dim], before RoPE.
+            position: The token after the window's last; its K and V have been written.
+
+        Returns:
+            [1, num_qo_heads, head_dim].
+        """
+
+
 class DeviceCache(Protocol):
     """K and V of one prompt on a device, and the operations that read them."""
 
@@ -55,3 +74,6 @@ class DeviceCache(Protocol):
         Returns:
             [num_tokens, num_qo_heads, head_dim].
         """
+
+    def open_window(self, layer: int, selected: torch.Tensor, around: ChunkRange) -> Window:
+        """Gathers init, `selected` [num_sets, num_selected] and local before around.start."""

@@ -28,6 +28,42 @@ SCORE_BYTES = 128 << 20  # scores held at a time
 TILE = 4096  # keys widened to float32 at a time
 
 
+ROOM = 128  # rows a window can grow by before it is copied
+
+
+class TorchWindow:
+    """See `Window`: k (rotated) and v, [num_kv_heads, length, head_dim] in larger buffers."""
+
+    def __init__(self, cache: TorchCache, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
+        self._cache = cache
+        self._layer = layer
+        self._length = k.shape[1]
+        self._k, self._v = _with_room(k), _with_room(v)
+
+    def attend(self, q: torch.Tensor, position: int) -> torch.Tensor:
+        """See `Window.attend`."""
+        if self._length == self._k.shape[1]:
+            self._k, self._v = _with_room(self._k), _with_room(self._v)
+        own = slice(self._length, self._length + 1)
+        k, v = self._cache.gather(self._layer, torch.tensor([[position]]))
+        rope = self._cache.rope
+        self._k[:, own] = rope.rotate(k, own)
+        self._v[:, own] = v
+        self._length += 1
+        heads = rope.rotate(q.float().transpose(0, 1), own)
+        rows = slice(0, self._length)
+        out = chunk_attention(
+            heads, self._k[:, rows], self._v[:, rows], num_before=self._length - 1
+        )
+        return out.transpose(0, 1)
+
+
+def _with_room(rows: torch.Tensor) -> torch.Tensor:
+    buffer = rows.new_empty(rows.shape[0], rows.shape[1] + ROOM, rows.shape[2])
+    buffer[:, : rows.shape[1]] = rows
+    return buffer
+
+
 class TorchCache:
     """K and V of one prompt over `pieces`, on the CPU.
 
@@ -47,7 +83,7 @@ class TorchCache:
         num_kv_heads: int,
     ) -> None:
         self._pieces = list(pieces)
-        self._rope = rope
+        self.rope = rope
         self._config = config
         self._num_kv_heads = num_kv_heads
 
@@ -130,19 +166,29 @@ class TorchCache:
         self, layer: int, q: torch.Tensor, selected: torch.Tensor, around: ChunkRange
     ) -> torch.Tensor:
         """See `DeviceCache.attend`."""
-        num_sets = selected.shape[0]
-        before = torch.arange(around.init_end).expand(num_sets, -1)
-        after = torch.arange(around.local_start, around.end).expand(num_sets, -1)
-        positions = torch.cat((before, selected, after), dim=1)
-        num_before = positions.shape[1] - q.shape[0]
-        k, v = self._gather(layer, positions)
-        k = self._rope.rotate(k, slice(0, positions.shape[1]))
-        heads = self._rope.rotate(
-            q.float().transpose(0, 1), slice(num_before, num_before + q.shape[0])
-        )
+        k, v = self._gather_rotated(layer, selected, around, around.end)
+        num_before = k.shape[1] - q.shape[0]
+        heads = self.rope.rotate(q.float().transpose(0, 1), slice(num_before, k.shape[1]))
         return chunk_attention(heads, k, v, num_before=num_before).transpose(0, 1)
 
-    def _gather(self, layer: int, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def open_window(self, layer: int, selected: torch.Tensor, around: ChunkRange) -> TorchWindow:
+        """See `DeviceCache.open_window`."""
+        return TorchWindow(
+            self, layer, *self._gather_rotated(layer, selected, around, around.start)
+        )
+
+    def _gather_rotated(
+        self, layer: int, selected: torch.Tensor, around: ChunkRange, end: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """K, rotated to compact positions, and V of init, selected and [local_start, end)."""
+        num_sets = selected.shape[0]
+        before = torch.arange(around.init_end).expand(num_sets, -1)
+        after = torch.arange(around.local_start, end).expand(num_sets, -1)
+        positions = torch.cat((before, selected, after), dim=1)
+        k, v = self.gather(layer, positions)
+        return self.rope.rotate(k, slice(0, positions.shape[1])), v
+
+    def gather(self, layer: int, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V at `positions` [num_sets, n], ascending: each [num_kv_heads, n, head_dim]."""
         num_sets, count = positions.shape
         head_dim = self._pieces[0].keys(layer).shape[-1]
