@@ -58,6 +58,9 @@ def decode(data: bytes, *, declared: str | None = None) -> Decoded:
     for mark, encoding in _BOMS:
         if data.startswith(mark):
             return _marked(data[len(mark) :], encoding)
+    unmarked = _unmarked_utf16(data[:8192]) if b"\0" in data[:8192] else None
+    if unmarked is not None:
+        return _marked(data, unmarked)
     try:
         return Decoded(text=_newlines(data.decode("utf-8")), encoding="utf-8")
     except UnicodeDecodeError:
@@ -147,9 +150,6 @@ def _mostly_utf8(data: bytes) -> bool:
 
 def _guess(data: bytes) -> str:
     """Returns the likeliest legacy encoding of bytes that are not UTF-8."""
-    utf16 = _unmarked_utf16(data[:8192])
-    if utf16 is not None:
-        return utf16
     sample = _sample(data)
     if len(re.findall(rb"[\x80-\xff]", sample)) < 4:
         return "cp1252"

@@ -67,11 +67,15 @@ def _walk_tree(folder: Path, root: Path, shown: str, listing: Listing) -> None:
     inside = "" if root == folder else folder.relative_to(root).as_posix() + "/"
     tracked = read_index(root)
     levels = [_Level("", rules) for rules in _repository_rules(root)]
-    parts = inside.split("/")[:-1]
-    for depth in range(len(parts)):
-        prefix = "".join(f"{part}/" for part in parts[:depth])
+    names = _Names(shown, inside, listing)
+    prefix = ""
+    for part in inside.split("/")[:-1]:
         levels.append(_Level(prefix, _read_rules(root / prefix / ".gitignore")))
-    _walk_folder(root, inside, levels, tracked, _Names(shown, inside, listing))
+        if _ignored(levels, prefix + part, folder=True):
+            listing.paths.extend(_tracked_below(root, inside.rstrip("/"), tracked, names))
+            return
+        prefix += f"{part}/"
+    _walk_folder(root, inside, levels, tracked, names)
 
 
 @dataclass(frozen=True, slots=True)
