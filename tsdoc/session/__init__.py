@@ -1,0 +1,12 @@
+"""From sources to answers: what `tsdoc ask` does, as a library.
+
+open_session   locate the model → read sources (or their record) → prompt → limits
+prepare        find the prompt's KV in the store, or prefill and keep it
+ask            question behind the prompt → answer, streamed
+"""
+
+from tsdoc.session.opening import open_session
+from tsdoc.session.results import Answer, Estimate, Prepared
+from tsdoc.session.session import Session
+
+__all__ = ["Answer", "Estimate", "Prepared", "Session", "open_session"]

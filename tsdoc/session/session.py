@@ -1,0 +1,259 @@
+"""One document, one model, any number of questions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from tsdoc.engine.kv import MemoryPiece
+from tsdoc.errors import CorruptPageError
+from tsdoc.home import Home
+from tsdoc.ingest.document import Document, IngestWarning
+from tsdoc.models.locate import LocatedModel
+from tsdoc.progress import Reporter
+from tsdoc.prompt.assemble import Prompt
+from tsdoc.prompt.chat import ChatTemplate
+from tsdoc.prompt.tokenizer import TextTokenizer
+from tsdoc.session.limits import check_length
+from tsdoc.session.loading import load_decoder, resolve_compute_dtype
+from tsdoc.session.prefill import LONG_PREFILL_S, Prefill, PromptKV
+from tsdoc.session.results import Answer, Estimate, Prepared
+from tsdoc.settings import Settings
+from tsdoc.store.key import KVShape, ModelKey
+
+if TYPE_CHECKING:
+    from tsdoc.engine.decoder import Decoder
+    from tsdoc.engine.engine import Engine
+    from tsdoc.engine.generate import GenerationConfig
+    from tsdoc.store import Store
+
+
+@dataclass(slots=True, kw_only=True)
+class Session:
+    """A context manager that releases the store's locks at its end.
+
+    Attributes:
+        model: The model in use.
+        document: What was read.
+        prompt: Its tokens and the map back to the document.
+        warnings: Trouble with parts of the input, already reported.
+        times_s: Seconds per stage so far.
+    """
+
+    settings: Settings
+    home: Home
+    reporter: Reporter
+    model: LocatedModel
+    tokenizer: TextTokenizer
+    template: ChatTemplate
+    document: Document
+    prompt: Prompt
+    warnings: list[IngestWarning]
+    times_s: dict[str, float]
+    _job: Prefill = field(init=False)
+    _kv: PromptKV | None = field(default=None, init=False)
+    _decoder: Decoder | None = field(default=None, init=False)
+    _resources: ExitStack = field(default_factory=ExitStack, init=False)
+
+    def __post_init__(self) -> None:
+        config, settings = self.model.config, self.settings
+        self._job = Prefill(
+            store=_open_store(settings, self.home),
+            key=ModelKey(
+                model=self.model.fingerprint,
+                rope=repr(config.rope),
+                kv_dtype=settings.engine.kv_dtype,
+                compute_dtype=resolve_compute_dtype(settings.engine, self.model),
+                **settings.selection.model_dump(),
+            ),
+            shape=KVShape(
+                num_layers=config.num_layers,
+                num_kv_heads=config.num_kv_heads,
+                head_dim=config.head_dim,
+                kv_dtype=settings.engine.kv_dtype,
+            ),
+            ids=self.prompt.ids,
+            prefill_block=settings.engine.prefill_block,
+            name=self.document.name,
+            meta={"sources": [file.name for file in self.document.files], "model": self.model.name},
+            make_engine=self._make_engine,
+            reporter=self.reporter,
+        )
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._kv = None
+        self._resources.close()
+
+    def estimate(self) -> Estimate:
+        """Looks up what the store already holds; computes nothing."""
+        job = self._job
+        reused = job.store.find(job.key, job.ids).reused_tokens if job.store else 0
+        remaining = len(job.ids) - reused
+        return Estimate(
+            prompt_tokens=len(job.ids),
+            reused_tokens=reused,
+            prefill_tokens=remaining,
+            kv_bytes=remaining * job.bytes_per_token,
+        )
+
+    def prepare(self) -> Prepared:
+        """Makes K and V of the whole prompt available: opened, resumed or computed.
+
+        Raises:
+            ResourceError: neither disk nor memory can hold them.
+            ModelError: the weights cannot be loaded.
+        """
+        kv = self._load_kv()
+        return Prepared(
+            prompt_tokens=len(self.prompt.ids),
+            reused_tokens=kv.reused_tokens,
+            computed_tokens=len(self.prompt.ids) - kv.reused_tokens,
+            kept=kv.entry is not None,
+            entry_id=kv.entry.entry_id if kv.entry is not None else None,
+            times_s=dict(self.times_s),
+        )
+
+    def ask(self, question: str, on_text: Callable[[str], None]) -> Answer:
+        """Answers one question; `on_text` receives the answer as it comes.
+
+        Raises:
+            ResourceError: prompt, question and answer exceed max_prompt_tokens.
+            UsageError: the selection settings do not fit the model's window.
+        """
+        ids = self.template.question_ids(question).tolist()
+        start, room = len(self.prompt.ids), len(ids) + self.settings.answer.max_new_tokens
+        check_length(start + room, self.settings.prompt.max_prompt_tokens, self.prompt)
+        kv = self._load_kv()
+        engine = self._make_engine(start + room)
+        config = self._generation_config()
+        begun = time.perf_counter()
+        answer = _Transcript(self.tokenizer, on_text)
+        while True:
+            tail = self._tail(start, room)
+            generation = engine.generate([*kv.pieces, tail], ids, start, config)
+            try:
+                for count, token in enumerate(generation, 1):
+                    answer.add(count, token)
+                break
+            except CorruptPageError as error:
+                if kv.entry is None:
+                    raise
+                # The same answer starts over; what was shown of it is not shown again.
+                self._job.repair(engine, error, kv.entry)
+        total_s = time.perf_counter() - begun
+        first_s = answer.first_token_at - begun if answer.num_tokens else total_s
+        if kv.prefill_s > LONG_PREFILL_S:
+            load_s = self.times_s.get("model_load", 0.0)
+            self.reporter.note(f"next questions take about {load_s + first_s + 3:.0f} s to start")
+        return Answer(
+            question=question,
+            text=answer.text,
+            finish_reason=generation.finish_reason or "stop",
+            prompt_tokens=start + len(ids),
+            reused_tokens=kv.reused_tokens,
+            generated_tokens=len(generation.tokens),
+            selection_steps=generation.reuse.num_lookups,
+            selection_hits=generation.reuse.num_hits,
+            times_s={**self.times_s, "first_token": first_s, "decode": total_s - first_s},
+        )
+
+    def _load_kv(self) -> PromptKV:
+        if self._kv is None:
+            kv = self._job.run()
+            if kv.entry is not None:
+                self._resources.enter_context(kv.entry)
+            if kv.prefill_s:
+                self.times_s["prefill"] = kv.prefill_s
+            self._kv = kv
+        return self._kv
+
+    def _make_engine(self, max_tokens: int) -> Engine:
+        """An engine for prompts of up to `max_tokens`; the weights are loaded once."""
+        from tsdoc.engine.engine import Engine
+        from tsdoc.kernels.selection import SelectionConfig
+
+        if self._decoder is None:
+            begun = time.perf_counter()
+            self._decoder = load_decoder(
+                self.model, self.settings.engine, self._job.key.compute_dtype
+            )
+            self.times_s["model_load"] = time.perf_counter() - begun
+        return Engine(
+            self._decoder,
+            SelectionConfig(**self.settings.selection.model_dump()),
+            max_tokens=max_tokens,
+            question_chunk_size=self.settings.engine.question_chunk_size,
+        )
+
+    def _generation_config(self) -> GenerationConfig:
+        from tsdoc.engine.generate import GenerationConfig
+        from tsdoc.engine.sampling import SamplingConfig
+
+        options = self.settings.answer
+        return GenerationConfig(
+            max_new_tokens=options.max_new_tokens,
+            stop_ids=frozenset(self.model.config.eos_token_ids),
+            question_chunk_size=self.settings.engine.question_chunk_size,
+            theta=self.settings.engine.theta,
+            sampling=SamplingConfig(
+                temperature=options.temperature, top_p=options.top_p, seed=options.seed
+            ),
+        )
+
+    def _tail(self, start: int, capacity: int) -> MemoryPiece:
+        """Room for a question and its answer behind the prompt."""
+        shape = self._job.shape
+        return MemoryPiece(
+            start=start,
+            capacity=capacity,
+            num_layers=shape.num_layers,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            kv_dtype=shape.kv_dtype,
+        )
+
+
+class _Transcript:
+    """The text of an answer as it grows; tokens that come again after a repair are passed over."""
+
+    def __init__(self, tokenizer: TextTokenizer, on_text: Callable[[str], None]) -> None:
+        self._decoder = tokenizer.stream_decoder()
+        self._on_text = on_text
+        self._parts: list[str] = []
+        self.num_tokens = 0
+        self.first_token_at = 0.0
+
+    @property
+    def text(self) -> str:
+        return "".join(self._parts)
+
+    def add(self, count: int, token: int) -> None:
+        """Takes the answer's token number `count`, counted from 1."""
+        if count <= self.num_tokens:
+            return
+        if self.num_tokens == 0:
+            self.first_token_at = time.perf_counter()
+        self.num_tokens = count
+        piece = self._decoder.push(token)
+        self._parts.append(piece)
+        self._on_text(piece)
+
+
+def _open_store(settings: Settings, home: Home) -> Store | None:
+    if not settings.store.enabled:
+        return None
+    from tsdoc.store import Store
+
+    return Store(home.store, max_bytes=settings.store.max_bytes)
