@@ -13,6 +13,8 @@ import pytest
 
 from tests.store.synthetic import BLOCK, KEY, SHAPE, expected, make_ids, prefill, read
 from tsdoc.store import Store
+from tsdoc.store.manifest import ENTRY_FILES
+from tsdoc.store.segment import SEGMENT_FILES
 
 REPOSITORY = Path(__file__).parents[2]
 NUM_TOKENS = 4000
@@ -159,11 +161,9 @@ def check_alone(root, ids):
     with store.open(KEY, ids) as entry:
         assert np.array_equal(read(entry), expected(ids))
     assert [e.status for e in store.list()] == ["complete"]
-    names = sorted(p.name for p in root.rglob("*") if p.is_file())
-    assert names == sorted(
-        ["store.lock", "model.json", "manifest.json", "writer.lock", "use.lock"]
-        + ["segment.json", "kv.bin", "journal.bin", "tokens.bin", "write.lock"]
-    )
+    names = {p.name for p in root.rglob("*") if p.is_file()}
+    assert names == {"store.lock", "model.json", *ENTRY_FILES, *SEGMENT_FILES}
+    assert len(list(root.rglob("*"))) == len(names) + 5  # and the directories
 
 
 def test_two_processes_at_once_compute_a_document_once(root):

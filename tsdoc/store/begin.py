@@ -21,11 +21,12 @@ from tsdoc.store.key import KVShape
 from tsdoc.store.locks import Lock, lock_exclusive, lock_shared
 from tsdoc.store.lookup import Lookup, Plan, Prompt
 from tsdoc.store.manifest import ENTRY_FILES, Manifest, Part
+from tsdoc.store.owned import OwnSegment
 from tsdoc.store.pages import Segment
 from tsdoc.store.root import StoreRoot
 from tsdoc.store.segment import SEGMENT_FILES, SegmentFiles, SegmentInfo, load_journal
 from tsdoc.store.tokens import write_tokens
-from tsdoc.store.writer import OwnSegment, Writer
+from tsdoc.store.writer import Writer
 
 OnWait = Callable[[int], None]
 """Receives, about once a second, how many tokens another process has committed so far."""
@@ -188,7 +189,8 @@ class Beginning:
             self.root.warn("evicted", str(entry.directory), message)
 
     def _create_segment(self, info: SegmentInfo) -> SegmentFiles:
-        directory = private_dir(self.directory / "segments" / info.segment_id)
+        directory = private_dir(self.directory / "segments") / info.segment_id
+        private_dir(directory)
         prompt = self.prompt
         tokens = directory / "tokens.bin"
         write_tokens(tokens, info.segment_id, prompt.ids, prompt.hashes, info.chunk_size)
@@ -270,7 +272,7 @@ def _journal_bytes(directory: Path) -> int:
 
 def _read_only(segment: Segment, writer: Writer) -> Segment:
     """Maps the writer's own segment anew for reading; what was checked stays checked."""
-    if writer.own_segment(segment) is None:
+    if segment.info.segment_id not in writer.owned:
         return segment
     files = SegmentFiles(
         directory=segment.directory, info=segment.info, journal=segment.journal, reserved=True

@@ -10,6 +10,7 @@ from tsdoc.engine.kv import KVPiece
 from tsdoc.store.key import Ids
 from tsdoc.store.locks import Lock
 from tsdoc.store.manifest import Manifest, Part
+from tsdoc.store.owned import OwnSegment
 from tsdoc.store.pages import Segment, SegmentPiece
 
 
@@ -23,6 +24,7 @@ class Entry:
         ids: The prompt's token ids, int32 [num_tokens].
         parts: Which segment holds which positions.
         segments: The mapped segments, one per part.
+        owned: Segments that this process is repairing, by id.
     """
 
     def __init__(
@@ -32,6 +34,7 @@ class Entry:
         self._lock = lock
         self.ids = ids
         self.segments = list(segments)
+        self.owned: dict[str, OwnSegment] = {}
         self._pieces = [
             SegmentPiece(segment, part.end)
             for segment, part in zip(segments, manifest.parts, strict=True)

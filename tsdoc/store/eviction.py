@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from tsdoc.errors import DamagedStoreError, StoreError, StoreFormatError
-from tsdoc.store.files import delete_dir, named_dirs, read_json, store_error
+from tsdoc.store.files import delete_dir, has_ours, named_dirs, read_json, store_error
 from tsdoc.store.key import FORMAT
 from tsdoc.store.locks import Lock, try_exclusive
 from tsdoc.store.manifest import ENTRY_FILES, Manifest, read_manifest
@@ -101,7 +101,8 @@ def survey(key_dirs: Iterable[Path]) -> Survey:
 
 def _survey_key(directory: Path) -> tuple[list[EntryUse], list[SegmentUse]]:
     alien = _format_status(directory / "model.json")
-    segments = {d.name: _look_at_segment(d, alien) for d in named_dirs(directory / "segments")}
+    ours = [d for d in named_dirs(directory / "segments") if has_ours(d, SEGMENT_FILES)]
+    segments = {d.name: _look_at_segment(d, alien) for d in ours}
     entries = []
     for path in named_dirs(directory / "entries"):
         manifest, status, problem = _look_at_entry(path, alien)
@@ -314,6 +315,7 @@ def _drop_litter(
     with contextlib.ExitStack() as stack, contextlib.suppress(OSError, StoreError):
         if os.path.lexists(directory / head):
             delete_dir(directory, ())
+        if os.path.lexists(directory / head) or not has_ours(directory, names):
             return
         for name in lock_names:
             lock = try_exclusive(directory / name)

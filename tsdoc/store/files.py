@@ -228,6 +228,12 @@ def _allocate(fd: int, num_bytes: int) -> None:
         offset += os.pwrite(fd, zeros[: num_bytes - offset], offset)
 
 
+def has_ours(path: Path, names: tuple[str, ...]) -> bool:
+    """Tells whether a directory is empty or holds a file of these names or a temporary one."""
+    children = [child.name for child in path.iterdir()]
+    return not children or any(n in names or _TEMP_NAME.fullmatch(n) for n in children)
+
+
 def delete_dir(path: Path, names: tuple[str, ...]) -> bool:
     """Deletes the files `names` in that order, our temporary files, and the emptied directory.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,7 @@ PAGE_SIZE = 256
 Ids = npt.NDArray[np.int32]
 Hashes = npt.NDArray[np.uint64]
 
-_DTYPES: dict[str, np.dtype[np.uint16] | np.dtype[np.float32]] = {
+_DTYPES: dict[str, np.dtype[Any]] = {
     "bfloat16": np.dtype("<u2"),
     "float32": np.dtype("<f4"),
 }
@@ -78,7 +79,7 @@ class KVShape:
             raise ValueError(f"kv_dtype {self.kv_dtype!r} is not one of {sorted(_DTYPES)}")
 
     @property
-    def dtype(self) -> np.dtype[np.uint16] | np.dtype[np.float32]:
+    def dtype(self) -> np.dtype[Any]:
         """Type of the arrays: bfloat16 is held as uint16 bit patterns."""
         return _DTYPES[self.kv_dtype]
 

@@ -12,9 +12,9 @@ from tsdoc.engine.kv import KVPiece
 from tsdoc.errors import CorruptPageError, StoreError
 from tsdoc.store.key import Ids
 from tsdoc.store.manifest import Part
+from tsdoc.store.owned import OwnSegment, check_end
 from tsdoc.store.pages import Segment, SegmentPiece
 from tsdoc.store.tokens import read_header, read_ids
-from tsdoc.store.writer import OwnSegment, Writer, check_end
 
 
 class Holder(Protocol):
@@ -25,6 +25,7 @@ class Holder(Protocol):
         """Which segment holds which positions."""
 
     segments: list[Segment]
+    owned: dict[str, OwnSegment]
 
 
 class Repair:
@@ -47,9 +48,12 @@ class Repair:
         self._reader = holder.segments[at]
         if self._reader.info.parts != holder.parts[:at]:
             raise StoreError("is not the segment this entry was built on", where=str(self._path))
-        own = holder.own_segment(self._reader) if isinstance(holder, Writer) else None
-        self._closing = own is None
-        self._own = own if own is not None else OwnSegment(self._path)
+        # A repair may meet an earlier bad block of the segment that it (or the writer) holds.
+        self._holder, self._name = holder, self._reader.info.segment_id
+        self._closing = self._name not in holder.owned
+        if self._closing:
+            holder.owned[self._name] = OwnSegment(self._path)
+        self._own = holder.owned[self._name]
         segment = self._own.segment
         self._writing = segment.writing
         self.num_committed, self.end = start, end
@@ -100,7 +104,7 @@ class Repair:
     def close(self) -> None:
         """Gives the segment back."""
         self._own.segment.writing = self._writing
-        if self._closing:
+        if self._closing and self._holder.owned.pop(self._name, None) is not None:
             self._own.close()
 
     def __enter__(self) -> Repair:

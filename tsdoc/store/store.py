@@ -58,7 +58,7 @@ class Store:
     def __init__(
         self, root: Path, *, max_bytes: int | None = None, on_warning: Warn | None = None
     ) -> None:
-        self._root = StoreRoot(root, on_warning or (lambda *_: None))
+        self._root = StoreRoot(root, _ignore if on_warning is None else on_warning)
         self._max_bytes = max_bytes
 
     def find(self, key: ModelKey, ids: npt.ArrayLike) -> Match:
@@ -286,6 +286,10 @@ class Store:
             model = read_model(directory)
             found += [describe(entry, model) for entry in survey([directory]).entries]
         return sorted(found, key=lambda e: -e.last_used)
+
+
+def _ignore(code: str, where: str, message: str) -> None:
+    """Takes warnings that nobody asked for."""
 
 
 def _use(path: Path) -> Lock | None:

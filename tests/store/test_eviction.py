@@ -1,0 +1,209 @@
+import os
+
+import numpy as np
+import pytest
+
+from tests.store.synthetic import (
+    BLOCK,
+    KEY,
+    SHAPE,
+    build,
+    expected,
+    make_ids,
+    make_key,
+    prefill,
+    read,
+)
+from tsdoc.errors import StoreError
+from tsdoc.store import Store
+
+
+def disk_bytes(root):
+    return sum(p.stat().st_size for p in root.rglob("*.*") if p.parent.parent.name == "segments")
+
+
+def named(store):
+    return {e.name: e for e in store.list()}
+
+
+def age(root, store, name, seconds):
+    entry = named(store)[name]
+    path = root / entry.model_key / "entries" / entry.entry_id / "use.lock"
+    os.utime(path, (1_700_000_000 - seconds,) * 2)
+
+
+def several(store, root, *names, num_tokens=1000):
+    """Entries of equal size, the first used longest ago."""
+    for seed, name in enumerate(names):
+        build(store, make_ids(num_tokens, seed=seed), name=name)[0].close()
+    for at, name in enumerate(names):
+        age(root, store, name, 1000 - at)
+    return named(store)[names[0]].num_bytes
+
+
+def test_the_list_tells_what_there_is(store):
+    ids = make_ids(1300)
+    build(store, ids, name="a", meta={"sources": ["x.pdf", "y.pdf"]})[0].close()
+    with store.begin(KEY, SHAPE, make_ids(2000, seed=1), prefill_block=BLOCK, name="b") as writer:
+        prefill(writer, writer.ids, stop=1024)
+        assert named(store)["b"].in_use
+    first, second = named(store)["a"], named(store)["b"]
+    assert (first.status, first.num_tokens, first.committed_tokens) == ("complete", 1300, 1300)
+    assert (first.sources, first.in_use, first.problem) == (("x.pdf", "y.pdf"), False, "")
+    assert first.model["chunk_size"] == 128
+    assert (second.status, second.num_tokens, second.committed_tokens) == ("incomplete", 2000, 1024)
+    assert first.last_used >= first.created - 60
+    assert store.num_bytes() == first.num_bytes + second.num_bytes
+
+
+def test_shared_bytes_are_counted_once(store, root):
+    ids = make_ids(3000)
+    build(store, ids, name="parent")[0].close()
+    alone = store.num_bytes()
+    child = np.concatenate([ids[:2560], make_ids(100, seed=1)])
+    build(store, child, name="child")[0].close()
+    assert store.num_bytes() == disk_bytes(root) < 1.5 * alone
+    assert named(store)["child"].num_bytes == store.num_bytes()
+    assert named(store)["parent"].exclusive_bytes == 0
+    assert named(store)["child"].exclusive_bytes == store.num_bytes() - alone
+
+
+def test_removing_a_parent_leaves_its_child_whole(store, root):
+    ids = make_ids(3000)
+    build(store, ids, name="parent")[0].close()
+    child = np.concatenate([ids[:2560], make_ids(100, seed=1)])
+    build(store, child, name="child")[0].close()
+    assert store.remove([named(store)["parent"].entry_id]) == 0
+    with store.open(KEY, child) as entry:
+        assert np.array_equal(read(entry), expected(child))
+    before = store.num_bytes()
+    assert store.remove([named(store)["child"].entry_id]) == before
+    assert store.num_bytes() == 0
+    assert [p.name for p in root.rglob("*")] == ["store.lock"]
+
+
+def test_what_was_used_longest_ago_goes_first(store, root):
+    size = several(store, root, "a", "b", "c")
+    gone = store.prune(2 * size)
+    assert [e.name for e in gone] == ["a"]
+    assert set(named(store)) == {"b", "c"}
+
+
+def test_opening_counts_as_use(store, root):
+    size = several(store, root, "a", "b", "c")
+    store.open(KEY, make_ids(1000, seed=0)).close()
+    assert [e.name for e in store.prune(size)] == ["b", "c"]
+    assert set(named(store)) == {"a"}
+
+
+def test_entries_in_use_and_kept_entries_stay(store, root):
+    several(store, root, "a", "b", "c")
+    with store.open(KEY, make_ids(1000, seed=0)):
+        age(root, store, "a", 5000)
+        gone = store.prune(0, keep=[named(store)["c"].entry_id])
+    assert [e.name for e in gone] == ["b"]
+    assert set(named(store)) == {"a", "c"}
+
+
+def test_an_entry_in_use_is_not_removed(store, root):
+    several(store, root, "a")
+    with store.open(KEY, make_ids(1000, seed=0)) as entry:
+        with pytest.raises(StoreError, match="in use"):
+            store.remove([entry.entry_id])
+        assert np.array_equal(read(entry), expected(entry.ids))
+    assert store.remove([entry.entry_id]) > 0
+
+
+def test_a_parent_goes_only_when_that_frees_something(store, root):
+    """The old parent's pages are the child's: evicting the parent would gain nothing."""
+    ids = make_ids(3000)
+    build(store, ids, name="parent")[0].close()
+    child = np.concatenate([ids[:2944], make_ids(10, seed=1)])
+    build(store, child, name="child")[0].close()
+    build(store, make_ids(3000, seed=5), name="other")[0].close()
+    for at, name in enumerate(["parent", "child", "other"]):
+        age(root, store, name, 1000 - at)
+    gone = store.prune(store.num_bytes() - 1000)
+    assert [e.name for e in gone] == ["child"]
+    gone = store.prune(store.num_bytes() - 1000)
+    assert [e.name for e in gone] == ["parent"]
+
+
+def test_a_new_entry_makes_room_within_the_budget(root, warnings):
+    size = several(Store(root), root, "a", "b", "c")
+    store = Store(root, max_bytes=3 * size + 100, on_warning=warnings)
+    build(store, make_ids(1000, seed=7), name="d")[0].close()
+    assert set(named(store)) == {"b", "c", "d"}
+    assert store.num_bytes() <= 3 * size + 100
+    assert [(code, message.split()[0]) for code, _, message in warnings] == [("evicted", "a")]
+
+
+def test_an_entry_beyond_the_budget_is_written_but_nothing_else_stays(root):
+    several(Store(root), root, "a", "b")
+    store = Store(root, max_bytes=1)
+    entry, _ = build(store, make_ids(1000, seed=7), name="d")
+    assert set(named(store)) == {"d"}
+    assert np.array_equal(read(entry), expected(entry.ids))
+
+
+def test_the_parents_of_a_new_entry_are_not_evicted_for_it(root):
+    store = Store(root, max_bytes=1)
+    ids = make_ids(3000)
+    build(store, ids, name="parent")[0].close()
+    child = np.concatenate([ids[:2560], make_ids(100, seed=1)])
+    entry, reused = build(store, child, name="child")
+    assert reused == 2560
+    assert np.array_equal(read(entry), expected(child))
+
+
+def test_the_budget_spans_all_models(root):
+    store = Store(root, max_bytes=1)
+    build(store, make_ids(500), key=make_key(model="one"))[0].close()
+    build(store, make_ids(500), key=make_key(model="two"))[0].close()
+    assert [e.model["model"] for e in store.list()] == ["two"]
+    assert len([p for p in root.iterdir() if p.is_dir()]) == 1
+
+
+def test_the_default_budget_is_a_share_of_the_disk(root, monkeypatch):
+    store = Store(root)
+    monkeypatch.setattr("tsdoc.store.store.free_bytes", lambda path: 100_000_000_000)
+    assert store.budget() == 20_000_000_000
+    monkeypatch.setattr("tsdoc.store.store.free_bytes", lambda path: 10**13)
+    assert store.budget() == 50_000_000_000
+
+
+def test_removing_what_is_not_there_is_an_error(store):
+    with pytest.raises(StoreError, match="no entry"):
+        store.remove(["0" * 32])
+
+
+@pytest.mark.parametrize("where", ["", "key", "entry", "segment"])
+def test_foreign_files_are_never_deleted(store, root, where):
+    several(store, root, "a")
+    entry = next(root.rglob("manifest.json")).parent
+    segment = next(root.rglob("segment.json")).parent
+    place = {"": root, "key": entry.parent.parent, "entry": entry, "segment": segment}[where]
+    for name in ("notes.txt", ".tmp-mine", "f" * 32 + ".bak", "kv.bin.old"):
+        (place / name).write_text("mine")
+    folder = place / "folder"
+    folder.mkdir()
+    (folder / "kv.bin").write_text("mine")
+    store.remove([named(store)["a"].entry_id])
+    store.prune(0)
+    build(store, make_ids(500, seed=3))[0].close()
+    store.prune(0)
+    assert store.list() == []
+    ours = ("store.lock", "model.json")
+    mine = [p.read_text() for p in root.rglob("*") if p.is_file() and p.name not in ours]
+    assert mine == ["mine"] * 5
+
+
+def test_directories_with_names_of_ours_but_foreign_content_stay(store, root):
+    several(store, root, "a")
+    foreign = root / ("e" * 32) / "segments" / ("d" * 32)
+    foreign.mkdir(parents=True)
+    (foreign / "photo.jpg").write_text("mine")
+    store.prune(0)
+    build(store, make_ids(500, seed=3))[0].close()
+    assert [p.name for p in foreign.iterdir()] == ["photo.jpg"]
+    assert "damaged" not in {e.status for e in store.list()}
