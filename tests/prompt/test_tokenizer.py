@@ -132,6 +132,46 @@ def test_template_text_gets_prefix_spaces_where_the_model_has_them(
     assert sentencepiece.encode_control(text, at_start=True).tolist() == expected
 
 
+@pytest.mark.parametrize("scheme", ["never", "first", "always", "byte_level"])
+@pytest.mark.parametrize("text", ["<s>a</s> b", "a<s>b</s>", " a<s> b", "<s><s>a"])
+def test_every_scheme_of_prefix_spaces_is_followed(tmp_path: Path, scheme: str, text: str) -> None:
+    from tests.prompt.vocabularies import make_byte_level, make_sentencepiece
+
+    if scheme == "byte_level":
+        directory = make_byte_level(tmp_path / "model")
+        text = text.replace("<s>", "<|im_start|>").replace("</s>", "<|im_end|>")
+    else:
+        directory = make_sentencepiece(tmp_path / "model")
+    path = directory / "tokenizer.json"
+    data = json.loads(path.read_text("utf-8"))
+    if scheme == "byte_level":
+        data["pre_tokenizer"]["add_prefix_space"] = True
+    else:
+        step = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": False}
+        data |= {"normalizer": None, "pre_tokenizer": step}
+    path.write_text(json.dumps(data), "utf-8")
+    tokenizer = TextTokenizer(directory)
+    expected = _original(tokenizer).encode(text, add_special_tokens=False).ids
+    assert tokenizer.encode_control(text, at_start=True).tolist() == expected
+    ids, _ = tokenizer.encode("word")
+    assert b"".join(tokenizer._loaded.token_bytes[number] for number in ids.tolist()) == b"word"
+
+
+def test_bytes_listed_as_added_tokens_are_text(tmp_path: Path) -> None:
+    from tests.prompt.vocabularies import make_sentencepiece
+
+    directory = make_sentencepiece(tmp_path / "model")
+    path = directory / "tokenizer.json"
+    data = json.loads(path.read_text("utf-8"))
+    number = data["model"]["vocab"]["<0x0A>"]
+    data["added_tokens"].append({**data["added_tokens"][0], "id": number, "content": "<0x0A>"})
+    path.write_text(json.dumps(data), "utf-8")
+    tokenizer = TextTokenizer(directory)
+    ids, _ = tokenizer.encode("a\n<0x0A>")
+    assert np.count_nonzero(ids == number) == 1
+    assert tokenizer.decode(ids) == "a\n<0x0A>"
+
+
 def test_start_ids_are_what_the_model_puts_before_a_text(
     llama3: TextTokenizer, byte_level: TextTokenizer
 ) -> None:

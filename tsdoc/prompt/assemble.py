@@ -54,17 +54,16 @@ def build_prompt(
         tokenizer: The model's tokenizer.
         template: The model's chat template.
         tree_tokens: About how many tokens the contents may take; 0 leaves them out.
-        on_progress: Told the characters done and their total after each section.
+        on_progress: Told now and then the characters done and their total.
     """
     total = sum(len(section.text) for section in document.sections)
     frames: list[_Frame] = []
-    encoded: list[tuple[Ids, Ids]] = []
-    done = 0
-    for ids, starts in tokenizer.encode_many(_texts(document, frames)):
-        done += len(document.sections[len(encoded)].text)
-        encoded.append((ids, starts))
+
+    def on_chars(done: int) -> None:
         if on_progress is not None:
-            on_progress(done, total)
+            on_progress(min(done, total), total)  # delimiters are not in the total
+
+    encoded = list(tokenizer.encode_many(_texts(document, frames), on_chars))
     contents, _ = tokenizer.encode(contents_text(document, tree_tokens=tree_tokens))
     head = template.head_ids
     section_ids = [ids for ids, _ in encoded]

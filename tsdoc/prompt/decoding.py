@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import codecs
-import re
 from typing import Any
 
 from tsdoc.errors import ModelError
-from tsdoc.prompt.plain import ControlToken, component_steps
-
-_BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
+from tsdoc.prompt.plain import BYTE_TOKEN, ControlToken, component_steps
 
 
 class TokenBytes:
@@ -47,7 +44,7 @@ class TokenBytes:
             spelled = [self._alphabet.get(letter) for letter in entry]
             known = [value for value in spelled if value is not None]
             return bytes(known) if len(known) == len(spelled) else str(entry).encode()
-        if found := _BYTE_TOKEN.fullmatch(entry):
+        if found := BYTE_TOKEN.fullmatch(entry):
             return bytes([int(found[1], 16)])
         return str(entry).replace(self._space or " ", " ").encode()
 

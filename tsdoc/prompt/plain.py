@@ -8,6 +8,7 @@ before anything else, and entries of the model's own vocabulary that merges can 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from tsdoc.errors import ModelError
+
+BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
+"""How SentencePiece vocabularies write the token of a single byte."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +82,8 @@ def read_tokenizer(directory: Path) -> Tokenizer:
 def read_control_tokens(tokenizer: Tokenizer, config: dict[str, Any]) -> tuple[ControlToken, ...]:
     """Returns the added tokens of tokenizer.json and of tokenizer_config.json (`config`).
 
-    Runs of white space that some vocabularies add as ordinary tokens are not control tokens.
+    Runs of white space and single bytes (`<0x0A>`), which some vocabularies add as ordinary
+    tokens, are not control tokens.
     """
     found = {
         number: ControlToken(
@@ -103,7 +108,12 @@ def read_control_tokens(tokenizer: Tokenizer, config: dict[str, Any]) -> tuple[C
                     rstrip=bool(token.get("rstrip")),
                 ),
             )
-    return tuple(t for _, t in sorted(found.items()) if t.special or not t.content.isspace())
+    return tuple(token for _, token in sorted(found.items()) if not _is_text(token))
+
+
+def _is_text(token: ControlToken) -> bool:
+    blank = token.content.isspace() and not token.special
+    return blank or BYTE_TOKEN.fullmatch(token.content) is not None
 
 
 def plain_tokenizer(

@@ -14,6 +14,8 @@ the sources are still there to be read again.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import os
 import secrets
@@ -123,13 +125,13 @@ def prune_records(home: Home, *, max_bytes: int) -> int:
     """
     found = []
     for directory in _directories(home.records / "sources"):
-        info = directory.lstat()
-        if directory.name.startswith("."):
-            if time.time() - info.st_mtime > _ABANDONED_S:
+        with contextlib.suppress(FileNotFoundError):  # another process may remove some as well
+            last_used = directory.lstat().st_mtime
+            if not directory.name.startswith("."):
+                size = sum(file.lstat().st_size for file in directory.iterdir())
+                found.append((last_used, size, directory))
+            elif time.time() - last_used > _ABANDONED_S:
                 shutil.rmtree(directory, ignore_errors=True)
-            continue
-        size = sum(file.lstat().st_size for file in directory.iterdir())
-        found.append((info.st_mtime, size, directory))
     total = sum(size for _, size, _ in found)
     num_removed = 0
     for _, size, directory in sorted(found):
@@ -155,14 +157,19 @@ def _write(directory: Path, document: Document, prompt: Prompt) -> None:
 
 def _put_in_place(temporary: Path, final: Path) -> None:
     """Renames a finished record; what is there already is damaged, or the same."""
-    if final.exists() or final.is_symlink():
-        discarded = final.with_name(f".{final.name}.{secrets.token_hex(8)}")
+    discarded = final.with_name(f".{final.name}.{secrets.token_hex(8)}")
+    with contextlib.suppress(FileNotFoundError):
         final.rename(discarded)
-        if discarded.is_symlink() or not discarded.is_dir():
-            discarded.unlink()
-        else:
-            shutil.rmtree(discarded, ignore_errors=True)
-    temporary.rename(final)
+    try:
+        temporary.rename(final)
+    except OSError as error:
+        # Another process has put the same record there meanwhile.
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+            raise
+    if discarded.is_dir() and not discarded.is_symlink():
+        shutil.rmtree(discarded, ignore_errors=True)
+    else:
+        discarded.unlink(missing_ok=True)
 
 
 def _files_are_whole(directory: Path, sums: dict[str, str]) -> bool:

@@ -76,8 +76,14 @@ class TextTokenizer:
         """
         return next(self.encode_many([text]))
 
-    def encode_many(self, texts: Iterable[str]) -> Iterator[tuple[Ids, Ids]]:
+    def encode_many(
+        self, texts: Iterable[str], on_chars: Callable[[int], None] | None = None
+    ) -> Iterator[tuple[Ids, Ids]]:
         """Encodes texts independently of each other, several at a time on all cores.
+
+        Args:
+            texts: Read as they are needed.
+            on_chars: Told now and then how many characters are done.
 
         Yields:
             For each text what `encode` returns, in order.
@@ -87,7 +93,7 @@ class TextTokenizer:
             for number, text in enumerate(texts)
             for start, piece in _with_starts(self._loaded.cut(_encodable(text)))
         )
-        encoded = (part for batch in _batches(pieces) for part in self._encode_batch(batch))
+        encoded = self._encode_pieces(pieces, on_chars)
         for _, parts in groupby(encoded, key=lambda part: part[0]):
             ids, starts = zip(*((ids, starts) for _, ids, starts in parts), strict=True)
             yield np.concatenate(ids), np.maximum.accumulate(np.concatenate(starts))
@@ -126,6 +132,16 @@ class TextTokenizer:
             text = f" {text}"
         ids: list[int] = self._loaded.plain.encode(_encodable(text), add_special_tokens=False).ids
         return ids
+
+    def _encode_pieces(
+        self, pieces: Iterable[_Piece], on_chars: Callable[[int], None] | None
+    ) -> Iterator[tuple[int, Ids, Ids]]:
+        done = 0
+        for batch in _batches(pieces):
+            yield from self._encode_batch(batch)
+            done += sum(len(piece.text) for piece in batch)
+            if on_chars is not None:
+                on_chars(done)
 
     def _encode_batch(self, batch: list[_Piece]) -> Iterator[tuple[int, Ids, Ids]]:
         encodings = self._loaded.plain.encode_batch(
