@@ -233,3 +233,46 @@ def test_a_home_that_cannot_be_written_does_not_matter(tmp_path: Path) -> None:
     (tmp_path / "home").write_text("a file")
     template = _load(make_byte_level(tmp_path / "model"), Home(tmp_path / "home"))
     assert template.head_ids.size > 0
+
+
+_LLAMA3 = (
+    "{% for m in messages %}{% set text = '<|start_header_id|>' + m['role'] + "
+    "'<|end_header_id|>\n\n' + m['content'] | trim + '<|eot_id|>' %}"
+    "{% if loop.index0 == 0 %}{% set text = bos_token + text %}{% endif %}{{ text }}{% endfor %}"
+    "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
+)
+_SYSTEM_WITH_LAST_QUESTION = (
+    "{% if messages[0].role == 'system' %}{% set system = messages[0].content %}{% endif %}"
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}[INST] "
+    "{% if loop.last and system %}{{ system }}\n\n{% endif %}{{ m.content }}[/INST]"
+    "{% elif m.role == 'assistant' %} {{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"
+)
+_SYSTEM_DROPPED = "{% for m in messages if m.role != 'system' %}<{{ m.content }}>{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("source", "head", "tail", "turn"),
+    [
+        (
+            _LLAMA3,
+            "<s><|start_header_id|>system<|end_header_id|>\n\n{system}<|eot_id|>"
+            "<|start_header_id|>user<|end_header_id|>\n\nDocuments:\n",
+            "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n",
+            "<|eot_id|><|start_header_id|>user<|end_header_id|>\n\n",
+        ),
+        (
+            _SYSTEM_WITH_LAST_QUESTION,
+            "<s>[INST] {system}\n\nDocuments:\n",
+            "[/INST]",
+            "</s>[INST] {system}\n\n",
+        ),
+        (_SYSTEM_DROPPED, "<{system}\n\nDocuments:\n", ">", "><"),
+    ],
+)
+def test_templates_of_other_families_are_split(
+    tmp_path: Path, source: str, head: str, tail: str, turn: str
+) -> None:
+    rendered = _load(_with_template(tmp_path, source, bos_token="<s>", eos_token="</s>")).rendered
+    assert rendered.head == head.format(system=SYSTEM_TEXT)
+    assert rendered.tail == tail
+    assert rendered.turn == turn.format(system=SYSTEM_TEXT)

@@ -12,7 +12,6 @@ from tsdoc.ingest.document import Document, PageStart, Section, SourceFile
 from tsdoc.prompt.assemble import Prompt, build_prompt
 from tsdoc.prompt.chat import ChatTemplate
 from tsdoc.prompt.contents import contents_text
-from tsdoc.prompt.counts import count_tokens, prompt_counts
 from tsdoc.prompt.layout import prompt_text
 from tsdoc.prompt.render import RenderedTemplate
 from tsdoc.prompt.tokenizer import TextTokenizer
@@ -189,20 +188,3 @@ def test_progress_ends_with_all_characters(
     assert len(seen) > 1
     assert seen == sorted(seen)
     assert seen[-1] == (300, 300)
-
-
-@shared_tokenizer
-@given(document=documents())
-def test_counts_are_those_of_the_prompt(byte_level: TextTokenizer, document: Document) -> None:
-    counts = count_tokens(document, byte_level, tree_tokens=100)
-    prompt = build(document, byte_level)
-    assert counts == prompt_counts(prompt)
-    assert counts.total == prompt.ids.size - prompt.head_len
-    assert sum(counts.per_file(document)) == sum(counts.sections)
-
-
-def test_counts_without_a_tokenizer_are_marked_as_estimates() -> None:
-    counts = count_tokens(make_document(["word " * 100, "x"]), None, tree_tokens=0)
-    assert not counts.exact
-    assert counts.contents == 0
-    assert 80 < counts.sections[0] < 200
