@@ -189,14 +189,13 @@ def _known_key(key: str, origin: str) -> str:
 
 
 def _unknown(key: str, origin: str) -> UsageError:
-    """Names the nearest key: by the whole dotted key, else by the last part alone."""
-    keys = setting_keys()
+    """Names the nearest key: the same leaf elsewhere, a like key, or a like leaf."""
+    by_leaf = {known.split(".", 1)[1]: known for known in setting_keys()}
     leaf = key.rsplit(".", 1)[-1]
-    by_leaf = {known.split(".", 1)[1]: known for known in keys}
-    names = keys if "." in key else list(Settings.model_fields)
-    near = difflib.get_close_matches(key, names, n=1, cutoff=0.75)
-    if not near:
-        near = [by_leaf[name] for name in difflib.get_close_matches(leaf, list(by_leaf), n=1)]
+    names = setting_keys() if "." in key else list(Settings.model_fields)
+    near = [by_leaf[leaf]] if leaf in by_leaf else []
+    near = near or difflib.get_close_matches(key, names, n=1, cutoff=0.75)
+    near = near or [by_leaf[name] for name in difflib.get_close_matches(leaf, by_leaf, n=1)]
     hint = f"Did you mean {near[0]}?" if near else "`tsdoc config show` lists every setting."
     return UsageError(f"unknown setting {key!r}", where=origin, hint=hint)
 

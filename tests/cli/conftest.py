@@ -15,8 +15,9 @@ import pytest
 
 from tsdoc.cli.app import build_app
 from tsdoc.cli.console import Terminal
+from tsdoc.cli.counting import CountTexts
 from tsdoc.cli.edge import run_command
-from tsdoc.cli.services import Services
+from tsdoc.cli.services import ListedModel, Services
 from tsdoc.home import Home
 from tsdoc.ingest.document import Document, IngestWarning, Section, SkippedFile, SourceFile
 from tsdoc.ingest.options import IngestOptions
@@ -103,6 +104,7 @@ class FakeServices(Services):
         self.pieces = ["The villain", " is Moriarty."]
         self.finish_reason = "stop"
         self.reused_tokens = 0
+        self.count: CountTexts | None = None
         self.document = make_document()
         self.sessions: list[FakeSession] = []
         self.before_answer: Callable[[Reporter], None] = lambda reporter: None
@@ -128,8 +130,35 @@ class FakeServices(Services):
     ) -> Document:
         return self.document
 
-    def token_counter(self, **arguments: Any) -> None:
-        return None
+    def token_counter(self, **arguments: Any) -> CountTexts | None:
+        return self.count
+
+    def list_profiles(self, home: Home) -> list[ListedModel]:
+        return [
+            ListedModel(
+                name=name,
+                source=source,
+                licence=licence,
+                download_bytes=size,
+                directory=None,
+                path=Path(f"/profiles/{name}.yaml"),
+            )
+            for name, source, licence, size in (
+                ("default", "default", None, None),
+                ("tiny", "pypi:small-model", "Apache-2.0", 92_900_000),
+            )
+        ]
+
+    def get_model(self, name: str, **arguments: Any) -> Any:
+        assert arguments["reporter"].confirm(f"Download {name}?")
+        return SimpleNamespace(
+            name=name,
+            directory=Path("/models/tiny"),
+            licence="Apache-2.0",
+            licence_url=None,
+            fingerprint="f00d",
+            config=SimpleNamespace(architecture="llama", window=8192),
+        )
 
 
 def make_document(**changes: Any) -> Document:

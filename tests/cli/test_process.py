@@ -15,7 +15,14 @@ import pytest
 import tsdoc
 
 REPOSITORY = Path(tsdoc.__file__).parents[1]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(REPOSITORY), "COLUMNS": "80"}
+NOWHERE = "/nonexistent"  # neither the user's settings nor models take part
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": str(REPOSITORY),
+    "COLUMNS": "80",
+    "TSDOC_HOME": NOWHERE,
+    "XDG_CONFIG_HOME": NOWHERE,
+}
 HEAVY = ["torch", "transformers", "pypdf", "pypdfium2", "pydantic", "numpy", "gguf", "tokenizers"]
 
 
@@ -118,8 +125,8 @@ def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
 def test_any_encoding_of_stdout_does(tmp_path: Path, encoding: str) -> None:
     file = tmp_path / "symbols.txt"
     file.write_text("arrow → check ✓ snow ☃ emoji 😀 ligature ﬁ\n", encoding="utf-8")
-    for command in ("text", "tokens"):
-        done = run(command, str(file), env={"PYTHONIOENCODING": encoding})
+    for command in (["text"], ["tokens", "--offline", "--model", NOWHERE]):
+        done = run(*command, str(file), env={"PYTHONIOENCODING": encoding})
         assert done.returncode == 0
         assert "Traceback" not in done.stderr
 

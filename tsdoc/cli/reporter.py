@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 LINE_EVERY_S = 30.0
 RATE_OVER_S = 120.0
-BAR_WIDTH = 16
+BAR_WIDTH = 12
+ECHO_WIDTH = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,20 +56,23 @@ class Stage:
         return (last - first) / (last_time - first_time) if last_time > first_time else None
 
     def describe(self, *, now: float) -> str:
-        """Returns "45,056 of 105,312 tokens (43 %), 143 tokens/s, about 7 min left"."""
-        done = self.done if self.total is None else min(self.done, self.total)
+        """Returns "45,056 of 105,312 tokens, 43 %, 143/s, 7 min left"."""
         if self.total is None:
-            parts = [quantity(done, self.unit)] if done else []
+            parts = [quantity(self.done, self.unit)] if self.done else []
         else:
-            share = f" ({100 * done // self.total} %)" if self.total else ""
-            parts = [f"{amount(done, self.unit)} of {quantity(self.total, self.unit)}{share}"]
+            done = min(self.done, self.total)
+            parts = [f"{amount(done, self.unit)} of {quantity(self.total, self.unit)}"]
+            if self.total:
+                parts.append(f"{100 * done // self.total} %")
         rate = self.rate()
         if rate:
-            parts.append(f"{quantity(round(rate), self.unit)}/s")
+            parts.append(f"{amount(round(rate), self.unit)}/s")
             if self.total is not None:
                 since = now - self._samples[-1][0]
-                left = max(0.0, (self.total - done) / rate - since)
-                parts.append(f"about {duration(left)} left")
+                left = max(0.0, (self.total - self.done) / rate - since)
+                parts.append(f"{duration(left)} left")
+        elif now - self.started >= 1:
+            parts.append(f"{duration(now - self.started)} so far")
         return ", ".join(parts)
 
 
@@ -106,9 +110,10 @@ class ConsoleReporter:
         if self._terminal.animated and not self._quiet:
             from rich.live import Live
 
+            console = self._terminal.rich(self._terminal.stderr, terminal=True)
             self._live = Live(
-                console=self._terminal.rich(self._terminal.stderr, terminal=True),
-                get_renderable=self._render,
+                console=console,
+                get_renderable=lambda: self._render(console.width),
                 transient=True,
                 refresh_per_second=4,
                 redirect_stdout=False,
@@ -122,7 +127,8 @@ class ConsoleReporter:
             return
         now = self._clock()
         self.stage.advance(done, now=now)
-        if self._live is None and not self._quiet and now - self._last_line >= LINE_EVERY_S:
+        due = now - self._last_line >= LINE_EVERY_S and done != self.stage.total
+        if self._live is None and not self._quiet and due:
             self._last_line = now
             self._terminal.say(f"{self.stage.name}: {self.stage.describe(now=now)}")
 
@@ -173,7 +179,8 @@ class ConsoleReporter:
         else:
             self._terminal.say(message)
 
-    def _render(self) -> RenderableType:
+    def _render(self, width: int) -> RenderableType:
+        from rich.constrain import Constrain
         from rich.progress_bar import ProgressBar
         from rich.table import Table
         from rich.text import Text
@@ -185,7 +192,8 @@ class ConsoleReporter:
         bar = ProgressBar(total=stage.total, completed=stage.done, width=BAR_WIDTH)
         text = Text(stage.describe(now=self._clock()), no_wrap=True, overflow="ellipsis")
         line.add_row(Text(visible_line(stage.name), no_wrap=True, overflow="ellipsis"), bar, text)
-        return line
+        # A terminal echoes ^C behind the line; on a full one it would wrap and leave it standing.
+        return Constrain(line, width - ECHO_WIDTH)
 
 
 def amount(value: int, unit: str) -> str:

@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     from tsdoc.home import Home
     from tsdoc.ingest.document import Document
     from tsdoc.ingest.options import IngestOptions
-    from tsdoc.models.locate import DownloadPlan, LocatedModel
+    from tsdoc.models.download_plan import DownloadPlan
+    from tsdoc.models.locate import LocatedModel
     from tsdoc.progress import Reporter
     from tsdoc.session import Session
     from tsdoc.settings import Settings
+    from tsdoc.store.store import Store
 
 TOKENIZER_BYTES = 50_000_000  # a download of more is no tokenizer
 
@@ -107,8 +109,9 @@ class Services:
         from tsdoc.prompt.tokenizer import TextTokenizer
 
         def agree(plan: DownloadPlan) -> bool:
-            small = plan.download_bytes is not None and plan.download_bytes <= TOKENIZER_BYTES
-            return small and reporter.confirm(plan.question)
+            if plan.download_bytes is None or plan.download_bytes > TOKENIZER_BYTES:
+                raise ModelError("its tokenizer only comes with the whole model")
+            return reporter.confirm(plan.question)
 
         try:
             directory = locate_tokenizer(
@@ -196,6 +199,18 @@ class Services:
         from tsdoc.models.profiles import load_profile
 
         return load_profile(name)
+
+    def open_store(self, home: Home, *, max_bytes: int | None, reporter: Reporter) -> Store:
+        """Opens the store; see `tsdoc.store.store.Store`."""
+        from tsdoc.store.store import Store
+
+        return Store(home.store, max_bytes=max_bytes, on_warning=reporter.warn)
+
+    def remove_records(self, home: Home) -> None:
+        """Removes the source records, which hold the text of documents."""
+        from tsdoc.prompt.record import prune_records
+
+        prune_records(home, max_bytes=0)
 
 
 def _find_model(home: Home, source: str, gguf_sha256: str | None) -> Path | None:

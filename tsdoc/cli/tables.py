@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
@@ -22,15 +23,18 @@ class Column:
 
 def build_table(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> Table:
     """Returns a table without lines around it; cells are plain text."""
+    cells = [[visible_line(cell) for cell in row] for row in rows]
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for column in columns:
+    for number, column in enumerate(columns):
+        title = visible_line(column.title)
+        widest = max(map(cell_len, [title, *(row[number] for row in cells)]))
         table.add_column(
-            Text(visible_line(column.title)),
+            Text(title),
             justify="right" if column.right else "left",
             no_wrap=True,
             overflow="ellipsis",
-            min_width=None if column.shrinks else len(column.title),
+            min_width=None if column.shrinks else widest,
         )
-    for row in rows:
-        table.add_row(*(Text(visible_line(cell)) for cell in row))
+    for row in cells:
+        table.add_row(*map(Text, row))
     return table

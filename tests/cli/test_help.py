@@ -1,0 +1,78 @@
+"""Every command has a help text with examples, and the options all commands share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+import typer
+from typer.core import TyperGroup
+
+from tests.cli.conftest import Cli
+from tsdoc.cli.app import build_app
+
+EXPECTED = {
+    "ask", "summarize", "ingest", "tokens", "text",
+    "models list", "models get", "models use", "profiles list", "profiles show",
+    "cache list", "cache show", "cache remove", "cache prune", "cache verify",
+    "config show",
+}  # fmt: skip
+
+
+def commands(group: object, path: tuple[str, ...] = ()) -> Iterator[tuple[str, object]]:
+    if isinstance(group, TyperGroup):
+        for name, child in group.commands.items():
+            yield from commands(child, (*path, name))
+    else:
+        yield " ".join(path), group
+
+
+ALL = dict(commands(typer.main.get_command(build_app())))
+
+
+def test_these_are_the_commands() -> None:
+    assert set(ALL) == EXPECTED
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_command_has_examples_that_parse(name: str) -> None:
+    command = ALL[name]
+    epilog = command.epilog  # type: ignore[attr-defined]
+    assert command.help  # type: ignore[attr-defined]
+    assert epilog.startswith("Examples")
+    lines = [
+        line.strip() for line in epilog.splitlines() if re.match(r"(.*\| )?tsdoc ", line.strip())
+    ]
+    assert lines
+    assert all(f"tsdoc {name}" in line for line in lines)
+    assert max(map(len, epilog.splitlines())) <= 76
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_option_is_explained(name: str) -> None:
+    params = ALL[name].params  # type: ignore[attr-defined]
+    assert all(param.help for param in params)
+    options = {option for param in params for option in param.opts}
+    assert {"--json", "--quiet", "--debug"} <= options
+
+
+@pytest.mark.parametrize("name", ["", *ALL, "cache", "models", "profiles", "config"])
+def test_help_is_shown_at_80_columns(
+    name: str, capsys: pytest.CaptureFixture[str], cli: Cli
+) -> None:
+    assert cli(*name.split(), "--help").code == 0
+    text = capsys.readouterr().out
+    assert "Usage: tsdoc" in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_without_arguments_the_help_is_shown(cli: Cli, capsys: pytest.CaptureFixture[str]) -> None:
+    result = cli()
+    assert result.code == 2
+    assert "Usage: tsdoc" in capsys.readouterr().out
+    assert result.stderr == ""
+
+
+def test_the_version(cli: Cli) -> None:
+    assert cli("--version").stdout.startswith("tsdoc ")

@@ -1,0 +1,157 @@
+"""models, profiles and cache."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cli.conftest import Cli, FakeServices
+from tests.store.synthetic import BLOCK, KEY, SHAPE, make_ids, prefill
+from tsdoc.cli.services import Services
+from tsdoc.store import Store
+
+
+def test_models_list_marks_the_default(cli: Cli) -> None:
+    result = cli("models", "list")
+    assert [line.split() for line in result.stdout.splitlines()] == [
+        ["model", "here", "download", "licence", "source"],
+        ["tiny", "92.9", "MB", "Apache-2.0", "pypi:small-model"],
+    ]
+    assert "chosen when it is first used" in result.stderr
+    assert cli("models", "use", "tiny").stdout == "default model: tiny\n"
+    assert "* tiny" in cli("models", "list").stdout
+    value = cli("models", "list", "--json").json()
+    assert (value["schema"], value["default"]) == ("tsdoc.models.list/1", "tiny")
+    assert value["models"][0]["download_bytes"] == 92_900_000
+
+
+def test_models_use_can_be_taken_back(cli: Cli) -> None:
+    assert cli("models", "use", "tiny", "--json").json()["default"] == "tiny"
+    assert cli("models", "use", "default", "--json").json()["default"] is None
+    assert cli("models", "list", "--json").json()["default"] is None
+
+
+def test_models_use_refuses_what_there_is_not(cli: Cli) -> None:
+    assert cli("models", "use", "nonsense").code == 2
+
+
+def test_models_get_says_where_the_model_lies(cli: Cli) -> None:
+    result = cli("models", "get", "tiny")
+    assert result.stdout == "tiny: /models/tiny\n"
+    assert "Download tiny?" in result.stderr
+    value = cli("models", "get", "tiny", "--json").json()
+    assert (value["schema"], value["directory"]) == ("tsdoc.models.get/1", "/models/tiny")
+
+
+def test_profiles_list(cli: Cli) -> None:
+    lines = cli("profiles", "list").stdout.splitlines()
+    assert lines[2].split() == ["tiny", "Apache-2.0", "pypi:small-model"]
+    value = cli("profiles", "list", "--json").json()
+    assert [profile["name"] for profile in value["profiles"]] == ["default", "tiny"]
+
+
+def test_the_profiles_that_ship_can_be_listed(services: FakeServices) -> None:
+    names = [p.name for p in Services().list_profiles(services.home())]
+    assert {"default", "tiny", "embedded"} <= set(names)
+
+
+def test_profiles_show_is_yaml_that_can_be_used(cli: Cli, services: FakeServices) -> None:
+    text = cli("profiles", "show", "tiny").stdout
+    file = services.root.parent / "mine.yaml"
+    file.write_text(text)
+    args = ("config", "show", "--json", "--profile")
+    mine, theirs = cli(*args, str(file)).json(), cli(*args, "tiny").json()
+    values = [[row["value"] for row in shown["settings"]] for shown in (mine, theirs)]
+    assert values[0] == values[1]
+    value = cli("profiles", "show", "tiny", "--json").json()
+    assert value["settings"]["model"]["licence"] == "Apache-2.0"
+
+
+def test_an_unknown_profile_is_exit_2_with_the_nearest(cli: Cli) -> None:
+    result = cli("profiles", "show", "tinny")
+    assert result.code == 2
+    assert "Did you mean tiny?" in result.stderr
+
+
+@pytest.fixture
+def entries(services: FakeServices) -> list[str]:
+    """Two entries, the second incomplete; returns their ids."""
+    store = Store(services.home().store)
+    ids = [make_ids(1100, seed=1), make_ids(1100, seed=2)]
+    with store.begin(KEY, SHAPE, ids[0], prefill_block=BLOCK, name="\x1b[31mbook[b]") as writer:
+        prefill(writer, ids[0])
+        writer.finish({"sources": ["book.txt"]})
+    with store.begin(KEY, SHAPE, ids[1], prefill_block=BLOCK, name="other") as writer:
+        prefill(writer, ids[1], stop=512)
+    return [store.find(KEY, one).entry_id for one in ids]
+
+
+def test_an_empty_cache(cli: Cli) -> None:
+    result = cli("cache", "list")
+    assert (result.code, result.stdout) == (0, "")
+    assert "nothing is kept" in result.stderr
+    assert cli("cache", "list", "--json").json()["entries"] == []
+
+
+def test_cache_list(cli: Cli, entries: list[str]) -> None:
+    rows = cli("cache", "list").stdout.splitlines()[1:]
+    shown = {row.split()[0]: row for row in rows}
+    first, second = (shown[entry_id[:10]] for entry_id in entries)
+    assert "1,100" in first
+    assert "complete" in first
+    assert "\\x1b[31mbook[b]" in first
+    assert "incomplete, 46 %" in second
+    value = cli("cache", "list", "--json").json()
+    assert {entry["entry_id"] for entry in value["entries"]} == set(entries)
+    assert {entry["committed_tokens"] for entry in value["entries"]} == {1100, 512}
+
+
+def test_cache_show(cli: Cli, entries: list[str]) -> None:
+    value = cli("cache", "show", entries[0][:6], "--json").json()
+    assert (value["entry_id"], value["sources"]) == (entries[0], ["book.txt"])
+    assert "committed_tokens" in cli("cache", "show", entries[0]).stdout
+
+
+def test_cache_remove(cli: Cli, entries: list[str]) -> None:
+    value = cli("cache", "remove", entries[0][:6], "--json").json()
+    assert value["removed"] == [entries[0]]
+    assert value["freed_bytes"] > 0
+    left = cli("cache", "list", "--json").json()["entries"]
+    assert [entry["entry_id"] for entry in left] == [entries[1]]
+
+
+@pytest.mark.usefixtures("entries")
+@pytest.mark.parametrize(("typed", "left"), [("n\n", 2), ("y\n", 0)])
+def test_removing_everything_is_asked_on_a_terminal(cli: Cli, typed: str, left: int) -> None:
+    assert cli("cache", "remove", "--all", terminal=True, stdin=typed).code == 0
+    assert len(cli("cache", "list", "--json").json()["entries"]) == left
+
+
+def test_cache_remove_needs_ids_or_all_and_knows_them(cli: Cli, entries: list[str]) -> None:
+    assert cli("cache", "remove").code == 2
+    assert cli("cache", "remove", entries[0], "--all").code == 2
+    assert cli("cache", "remove", "zzz").code == 5
+    assert cli("cache", "remove", "").code == 5
+
+
+@pytest.mark.usefixtures("entries")
+def test_cache_prune(cli: Cli) -> None:
+    assert cli("cache", "prune").stdout == "removed 0 entries, 0 B\n"
+    value = cli("cache", "prune", "--max-bytes", "0", "--json").json()
+    assert len(value["removed"]) == 2
+    assert cli("cache", "list", "--json").json()["entries"] == []
+
+
+def test_cache_verify_finds_a_damaged_page(
+    cli: Cli, services: FakeServices, entries: list[str]
+) -> None:
+    assert cli("cache", "verify").code == 0
+    data = max(services.home().store.rglob("*"), key=lambda path: path.stat().st_size)
+    content = bytearray(data.read_bytes())
+    content[10] ^= 1
+    data.write_bytes(content)
+    result = cli("cache", "verify", "--json")
+    value = result.json()
+    assert result.code == 5
+    damaged = {entry["entry_id"]: entry["damaged"] for entry in value["entries"]}
+    assert sum(map(len, damaged.values())) == 1 or entries[1] in damaged
+    assert cli("cache", "verify").stdout.count("damaged") <= 1

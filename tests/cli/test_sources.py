@@ -1,0 +1,94 @@
+"""tokens and text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from tests.cli.conftest import Cli, FakeServices, make_document
+from tsdoc.cli.counting import Node, build_tree, count_document, tree_lines
+from tsdoc.ingest.document import PageStart, Section
+from tsdoc.prompt.layout import prompt_text
+
+
+def count_words(texts: Iterable[str]) -> Iterator[int]:
+    return (len(text.split()) for text in texts)
+
+
+def test_tokens_shows_the_biggest_first(cli: Cli, services: FakeServices) -> None:
+    services.count = count_words
+    result = cli("tokens", "x")
+    lines = [line.strip() for line in result.stdout.splitlines()]
+    labels = [line.rsplit("%  ", 1)[-1] for line in lines[1:]]
+    assert labels[:6] == [
+        "total",
+        "├─ big.txt",
+        "│  ├─ Two (line 7)",
+        "│  └─ One (line 1)",
+        "├─ (table of contents)",
+        "└─ a/",
+    ]
+    total = sum(count_words(prompt_text(services.document, tree_tokens=1024)))
+    assert lines[1].startswith(f"{total}  100.0 %")
+    assert "≈" not in result.stdout
+    assert result.stderr == "warning: big.txt: guessed\nleft out: logo.png (binary, 2.0 kB)\n"
+
+
+def test_tokens_fits_80_columns(cli: Cli, services: FakeServices) -> None:
+    section = Section(file=1, titles=("long title " * 20,), text="x", first_line=1)
+    services.document = make_document(sections=(section,))
+    lines = re.sub(r"\x1b\[\d*m", "", cli("tokens", "x", terminal=True).stdout).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[1].split() == ["≈69", "100.0", "%", "total"]
+
+
+def test_estimates_are_marked(cli: Cli) -> None:
+    assert cli("tokens", "x").stdout.count("≈") > 4
+    assert cli("tokens", "x", "--json").json()["estimated"] is True
+
+
+def test_tokens_as_json(cli: Cli, services: FakeServices) -> None:
+    services.count = count_words
+    value = cli("tokens", "x", "--json").json()
+    assert value["schema"] == "tsdoc.tokens/1"
+    assert value["estimated"] is False
+    assert [file["name"] for file in value["files"]] == ["big.txt", "a/small.txt"]
+    assert [s["titles"] for s in value["files"][0]["sections"]] == [["Two"], ["One"]]
+    total = value["contents_tokens"] + sum(file["tokens"] for file in value["files"])
+    assert total == value["tokens"]
+    assert value["skipped"] == [{"name": "logo.png", "reason": "binary", "bytes": 2048}]
+    assert value["warnings"][0]["code"] == "decoded_lossily"
+
+
+def test_sections_of_pages_tell_their_pages() -> None:
+    pages = (PageStart(start=0, number=3), PageStart(start=2, number=9))
+    section = Section(file=1, titles=("One",), text="text", first_line=None, pages=pages)
+    document = make_document(sections=(section,))
+    counts = count_document(document, count_words, tree_tokens=0)
+    labels = [label for _, label in tree_lines(build_tree(document, counts), max_children=None)]
+    assert labels == ["total", "└─ big.txt", "   └─ One (p. 3-9)"]
+
+
+def test_many_children_are_summed_up() -> None:
+    root = Node("total", 15)
+    for number in range(5):
+        root.child(str(number), f"n{number}").tokens = number + 1
+    assert list(tree_lines(root, max_children=3)) == [
+        (15, "total"),
+        (5, "├─ n4"),
+        (4, "├─ n3"),
+        (6, "└─ … 3 more"),
+    ]
+
+
+def test_text_is_exactly_what_enters_the_prompt(cli: Cli, services: FakeServices) -> None:
+    result = cli("text", "x")
+    expected = "".join(prompt_text(services.document, tree_tokens=1024))
+    assert result.stdout == expected
+    assert "left out: logo.png" in result.stderr
+    assert cli("text", "x", "--json").json()["text"] == expected
+
+
+def test_text_obeys_the_budget_of_the_table_of_contents(cli: Cli, services: FakeServices) -> None:
+    result = cli("text", "x", "--set", "tree_tokens=0")
+    assert result.stdout == "".join(prompt_text(services.document, tree_tokens=0))
