@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -10,7 +11,8 @@ from tsdoc.ingest.extract import Part
 MAX_DEPTH = 4
 """Headings below this depth stay inside the section of the heading above them."""
 
-_NUMBERING_LEN = 12
+_MARGIN = 200
+_NUMBERING = re.compile(r"(?:[^\w]|\d|(?i:\b(?:chapter|section|part|appendix)\b)|\b[A-Z]\b)*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,5 +62,11 @@ def lines_of(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _is_only(text: str, title: str) -> bool:
-    """Whether a stretch of text holds its heading and at most a little numbering."""
-    return len(text.strip()) <= len(title) + _NUMBERING_LEN
+    """Whether a stretch of text holds nothing but one line, or its heading and number."""
+    if len(text) > len(title) + _MARGIN:
+        return False
+    if len(text.strip().split("\n")) == 1:
+        return True
+    words, name = " ".join(text.split()), " ".join(title.split())
+    at = words.casefold().find(name.casefold())
+    return at >= 0 and _NUMBERING.fullmatch(words[:at] + words[at + len(name) :]) is not None
