@@ -49,9 +49,7 @@ def test_converted_weights_are_those_of_the_original_model(
     tmp_path: Path, family: str, tied: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gguf_convert, "_SLICE_NUMBERS", 1000)  # several slices per matrix
-    path, model = synthetic.write_model_gguf(
-        tmp_path / "m.gguf", family, tie_word_embeddings=tied
-    )
+    path, model = synthetic.write_model_gguf(tmp_path / "m.gguf", family, tie_word_embeddings=tied)
     directory = convert(path, tmp_path)
     weights = open_weights(directory)
     expected = dict(model.state_dict())
@@ -91,8 +89,9 @@ def test_neighbouring_rotary_pairs_of_llama_become_halves(tmp_path: Path) -> Non
         return turn(x[..., 0::2], x[..., 1::2])
 
     def halves(name: str) -> torch.Tensor:
-        x = hidden @ weights[f"model.layers.0.self_attn.{name}.weight"].double().T
-        return turn(*x.view(2, -1, 16).split(8, dim=-1))
+        matrix = weights[f"model.layers.0.self_attn.{name}.weight"].double()
+        x = (hidden @ matrix.T).view(2, -1, 16)
+        return turn(x[..., :8], x[..., 8:])
 
     for ours, theirs in (("q_proj", "attn_q"), ("k_proj", "attn_k")):
         torch.testing.assert_close(halves(ours), neighbours(theirs))

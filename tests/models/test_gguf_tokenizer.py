@@ -49,7 +49,8 @@ def oracle(directory: Path, keys: dict[str, Any], architecture: str = "llama") -
         tokenizer=keys,
     )
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory, gguf_file="m.gguf")
-    return tokenizer.backend_tokenizer
+    backend: Tokenizer = tokenizer.backend_tokenizer
+    return backend
 
 
 def assert_same_ids(ours: Tokenizer, theirs: Tokenizer) -> None:
@@ -169,6 +170,7 @@ def test_inconsistent_or_unknown_vocabularies_are_refused(
 
 def test_old_qwen_files_without_the_key_split_as_qwen_does(tmp_path: Path) -> None:
     ours = build(tmp_path, synthetic.byte_tokenizer_keys(None), "qwen2")
-    assert ours.encode("a12").ids == build(tmp_path, synthetic.byte_tokenizer_keys("qwen2")).encode(
-        "a12"
-    ).ids
+    assert (
+        ours.encode("a12").ids
+        == build(tmp_path, synthetic.byte_tokenizer_keys("qwen2")).encode("a12").ids
+    )

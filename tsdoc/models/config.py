@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,6 +23,13 @@ ARCHITECTURES = {
     "Qwen3ForCausalLM": "qwen3",
 }
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+_COUNTS = (
+    "hidden_size",
+    "intermediate_size",
+    "max_position_embeddings",
+    "num_hidden_layers",
+    "vocab_size",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +102,8 @@ def from_hf(config: Mapping[str, Any], generation: Mapping[str, Any] | None = No
         ModelError: unknown architecture or RoPE type, a feature the engine does not run (partial
             rotary, an active sliding window, experts), or a missing or impossible value.
     """
-    names = config.get("architectures") or ["(none given)"]
-    name = str(names[0])
+    names = config.get("architectures")
+    name = str(names[0]) if isinstance(names, list) and names else "(none given)"
     if name not in ARCHITECTURES:
         raise ModelError(
             f"architecture {name} is not supported",
@@ -104,26 +112,40 @@ def from_hf(config: Mapping[str, Any], generation: Mapping[str, Any] | None = No
     architecture = ARCHITECTURES[name]
     try:
         return _build(architecture, config, generation or {})
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise ModelError(f"config.json is incomplete or damaged ({error!r})") from error
 
 
 def read_config(directory: Path) -> ModelConfig:
-    """Reads `config.json` and, where present, `generation_config.json` of a model directory."""
+    """Reads `config.json` and, where present, `generation_config.json` of a model directory.
+
+    Raises:
+        ModelError: a file is missing or damaged, or as `from_hf`.
+    """
     try:
         config = json.loads((directory / "config.json").read_text("utf-8"))
         path = directory / "generation_config.json"
         generation = json.loads(path.read_text("utf-8")) if path.exists() else None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"config cannot be read ({error})", where=str(directory)) from error
     if not isinstance(config, dict) or not isinstance(generation, dict | None):
         raise ModelError("config is not a JSON object", where=str(directory))
-    return from_hf(config, generation)
+    try:
+        return from_hf(config, generation)
+    except ModelError as error:
+        where = str(directory / "config.json")
+        raise ModelError(error.message, where=where, hint=error.hint) from error
 
 
 def _build(
     architecture: str, config: Mapping[str, Any], generation: Mapping[str, Any]
 ) -> ModelConfig:
+    quantised = config.get("quantization_config")
+    if quantised:
+        raise ModelError(
+            f"weights quantised as {quantised.get('quant_method', 'unknown')} are not supported",
+            hint="Use the model's original weights, or a .gguf file.",
+        )
     num_qo_heads = int(config["num_attention_heads"])
     num_kv_heads = int(config.get("num_key_value_heads") or num_qo_heads)
     hidden_size = int(config["hidden_size"])
@@ -132,6 +154,9 @@ def _build(
         raise ModelError(
             f"{num_qo_heads} query heads over {num_kv_heads} KV heads of {head_dim} are impossible"
         )
+    for key in _COUNTS:
+        if int(config[key]) <= 0:
+            raise ModelError(f"{key} is impossible ({config[key]})")
     if config.get("hidden_act", "silu") not in ("silu", "swish"):
         raise ModelError(f"activation {config['hidden_act']!r} is not supported (only silu)")
     _refuse_sliding_window(architecture, config)
@@ -185,8 +210,12 @@ def _refuse_sliding_window(architecture: str, config: Mapping[str, Any]) -> None
 def _rope(config: Mapping[str, Any]) -> RopeConfig:
     # transformers 5 writes `rope_parameters`; earlier files have `rope_theta` and `rope_scaling`.
     table = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    if any(isinstance(value, dict) for value in table.values()):
+        raise ModelError("RoPE settings that differ between layers are not supported")
     rope_type = str(table.get("rope_type") or table.get("type") or "default")
     theta = float(table.get("rope_theta") or config.get("rope_theta") or 10_000.0)
+    if not (theta > 0 and math.isfinite(theta)):
+        raise ModelError(f"rope_theta is impossible ({theta})")
     if float(config.get("partial_rotary_factor") or table.get("partial_rotary_factor") or 1) != 1:
         raise ModelError("partial rotary embedding is not supported")
     if rope_type not in ROPE_TYPES:

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tsdoc.errors import ModelError
+from tsdoc.models.config import from_hf, read_config
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 100,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500_000.0,
+    "max_position_embeddings": 8192,
+    "eos_token_id": 7,
+}
+
+
+def test_fields_are_read() -> None:
+    config = from_hf(LLAMA, {"eos_token_id": [7, 9]})
+    assert (config.head_dim, config.group_size, config.window) == (16, 2, 8192)
+    assert (config.rope.rope_type, config.rope.theta) == ("default", 500_000.0)
+    assert config.eos_token_ids == (7, 9)
+    assert config.kv_bytes_per_token(2) == 2 * 2 * 2 * 16 * 2
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "biases"),
+    [
+        ("LlamaForCausalLM", {}, (False, False, False)),
+        ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}, (True, True, True)),
+        ("Qwen2ForCausalLM", {}, (True, False, False)),
+        ("Qwen3ForCausalLM", {"attention_bias": True}, (True, True, False)),
+        ("MistralForCausalLM", {"attention_bias": True}, (False, False, False)),
+    ],
+)
+def test_biases_follow_the_family(
+    architecture: str, changes: dict[str, Any], biases: tuple[bool, bool, bool]
+) -> None:
+    config = from_hf(LLAMA | changes | {"architectures": [architecture]})
+    assert (config.qkv_bias, config.o_bias, config.mlp_bias) == biases
+    assert config.qk_norm == (architecture == "Qwen3ForCausalLM")
+
+
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+def test_scaling_is_read_under_its_old_and_new_name(key: str) -> None:
+    table = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
+    rope = from_hf(LLAMA | {key: table}).rope
+    assert (rope.rope_type, rope.factor, rope.original_window) == ("yarn", 4.0, 2048)
+    assert rope.theta == 500_000.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"architectures": ["MixtralForCausalLM"]}, "MixtralForCausalLM is not supported"),
+        ({"architectures": None}, "architecture (none given)"),
+        ({"architectures": "LlamaForCausalLM"}, "architecture (none given)"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "'dynamic'"),
+        ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "'longrope'"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "needs a factor"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "between layers"),
+        ({"rope_scaling": "linear"}, "incomplete or damaged"),
+        ({"rope_theta": -1.0}, "rope_theta"),
+        ({"partial_rotary_factor": 0.5}, "partial rotary"),
+        ({"hidden_act": "gelu"}, "'gelu'"),
+        ({"num_attention_heads": 0}, "incomplete or damaged"),
+        ({"num_attention_heads": 3}, "impossible"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers"),
+        ({"vocab_size": "many"}, "incomplete or damaged"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantised as awq"),
+        (
+            {"architectures": ["MistralForCausalLM"], "sliding_window": 4096},
+            "sliding window (4096 tokens)",
+        ),
+        (
+            {
+                "architectures": ["Qwen2ForCausalLM"],
+                "use_sliding_window": True,
+                "sliding_window": 4096,
+            },
+            "sliding window",
+        ),
+    ],
+)
+def test_what_the_engine_does_not_run_is_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        from_hf(LLAMA | changes)
+    assert words in caught.value.message
+
+
+@pytest.mark.parametrize("key", sorted(LLAMA.keys() - {"eos_token_id", "rope_theta"}))
+def test_every_missing_key_is_a_model_error(key: str) -> None:
+    config = {name: value for name, value in LLAMA.items() if name != key}
+    if key == "num_key_value_heads":  # multi-head attention
+        assert from_hf(config).num_kv_heads == 4
+        return
+    with pytest.raises(ModelError):
+        from_hf(config)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "[" * 100_000, '{"architectures": ["X"]}'])
+def test_a_damaged_file_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ModelError) as caught:
+        read_config(tmp_path)
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_fingerprints_differ_when_a_field_differs(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    same = read_config(tmp_path)
+    assert same.fingerprint() == from_hf(LLAMA).fingerprint()
+    assert same.fingerprint() != from_hf(LLAMA | {"rope_theta": 1e4}).fingerprint()

