@@ -6,6 +6,7 @@ as stored and widened tile by tile, so that no copy of the cache is ever made.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -86,6 +87,7 @@ class TorchCache:
         self.rope = rope
         self._config = config
         self._num_kv_heads = num_kv_heads
+        self._shared: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def write(self, layer: int, start: int, k: torch.Tensor, v: torch.Tensor) -> None:
         """See `DeviceCache.write`."""
@@ -93,8 +95,8 @@ class TorchCache:
         for piece, first, last in self._covering(start, end):
             inside = slice(first - piece.start, last - piece.start)
             outside = slice(first - start, last - start)
-            _as_tensor(piece.keys(layer))[inside] = k[outside]
-            _as_tensor(piece.values(layer))[inside] = v[outside]
+            keys, values = self._rows(piece, layer)
+            keys[inside], values[inside] = k[outside], v[outside]
 
     def select(
         self,
@@ -134,7 +136,7 @@ class TorchCache:
         logits = torch.empty(self._num_kv_heads, rows.shape[1], end - init_end)
         for piece, first, last in self._covering(init_end, end):
             piece.check_keys(layer, first, last)
-            keys = _as_tensor(piece.keys(layer))
+            keys, _ = self._rows(piece, layer)
             for tile in range(first, last, TILE):
                 stop = min(tile + TILE, last)
                 wide = keys[tile - piece.start : stop - piece.start].float()
@@ -191,13 +193,13 @@ class TorchCache:
     def gather(self, layer: int, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V at `positions` [num_sets, n], ascending: each [num_kv_heads, n, head_dim]."""
         num_sets, count = positions.shape
-        head_dim = self._pieces[0].keys(layer).shape[-1]
+        head_dim = self._rows(self._pieces[0], layer)[0].shape[-1]
         k = torch.empty(self._num_kv_heads, count, head_dim)
         v = torch.empty_like(k)
         heads_per_set = self._num_kv_heads // num_sets
         for piece in self._pieces:
             bounds = torch.tensor([piece.start, piece.start + piece.capacity])
-            keys, values = _as_tensor(piece.keys(layer)), _as_tensor(piece.values(layer))
+            keys, values = self._rows(piece, layer)
             for number, row in enumerate(positions):
                 first, last = torch.searchsorted(row, bounds).tolist()
                 if first == last:
@@ -213,6 +215,13 @@ class TorchCache:
                 v[heads, first:last] = values[local, heads].transpose(0, 1).float()
         return k, v
 
+    def _rows(self, piece: KVPiece, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of a piece as tensors [capacity, num_kv_heads, head_dim] on its own memory."""
+        key = (piece.start, layer)
+        if key not in self._shared:
+            self._shared[key] = (_as_tensor(piece.keys(layer)), _as_tensor(piece.values(layer)))
+        return self._shared[key]
+
     def _covering(self, start: int, end: int) -> list[tuple[KVPiece, int, int]]:
         """Pieces that hold positions of [start, end), each with its share of the range."""
         shares = [
@@ -224,5 +233,8 @@ class TorchCache:
 
 def _as_tensor(array: npt.NDArray[Any]) -> torch.Tensor:
     """Shares memory with `array`; uint16 holds bfloat16 bit patterns."""
-    tensor = torch.from_numpy(array)
+    with warnings.catch_warnings():
+        # Committed pages are mapped read-only, and nothing here writes to them.
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        tensor = torch.from_numpy(array)
     return tensor.view(torch.bfloat16) if array.dtype == np.uint16 else tensor
