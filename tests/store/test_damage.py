@@ -270,14 +270,49 @@ def test_absurd_chains_are_refused_even_with_a_right_checksum(store, built, wher
     ask(store)
 
 
-def test_random_flips_anywhere_never_change_what_is_read(store, built):
-    chance = random.Random(1)
-    for _ in range(120):
-        paths = [p for p in built.rglob("*") if p.is_file() and p.stat().st_size]
-        path = chance.choice(paths)
-        flip(path, chance.randrange(path.stat().st_size), 1 << chance.randrange(8))
-        ask(store)
-    assert [e.status for e in store.list()].count("complete") == 1
+def mutate(root, chance):
+    """Damages one file of the store in one of eight ways; returns what was done."""
+    paths = sorted(p for p in root.rglob("*") if p.is_file() and p.stat().st_size)
+    path = chance.choice(paths)
+    data = bytearray(path.read_bytes())
+    at = chance.randrange(len(data))
+    kind = chance.choice(["flip", "byte", "zeros", "cut", "empty", "longer", "missing", "swap"])
+    if kind == "flip":
+        data[at] ^= 1 << chance.randrange(8)
+    elif kind == "byte":
+        data[at] = chance.randrange(256)
+    elif kind == "zeros":
+        data[at : at + 64] = bytes(len(data[at : at + 64]))
+    elif kind == "cut":
+        del data[at:]
+    elif kind == "empty":
+        data.clear()
+    elif kind == "longer":
+        data += chance.randbytes(chance.randrange(1, 200))
+    elif kind == "swap":
+        other = chance.choice([p for p in paths if p.name == path.name])
+        data[:], old = other.read_bytes(), bytes(data)
+        other.write_bytes(old)
+    if kind == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(bytes(data))
+    return kind, path.name
+
+
+@pytest.mark.parametrize(
+    ("count", "seed"), [(100, 1), pytest.param(2000, 2, marks=pytest.mark.slow)]
+)
+def test_random_damage_anywhere_never_changes_what_is_read(store, built, count, seed):
+    chance = random.Random(seed)
+    child = np.concatenate([IDS[:1280], make_ids(500, seed=4)])
+    for _ in range(count):
+        ask(store, IDS)
+        ask(store, child)
+        mutate(built, chance)
+    ask(store, IDS)
+    ask(store, child)
+    assert [e.status for e in store.list()].count("complete") == 2
 
 
 def test_a_newer_format_is_left_alone_and_said(store, built, warnings):

@@ -95,7 +95,7 @@ def test_equal_hashes_are_not_believed(store, root, monkeypatch):
     monkeypatch.setattr("tsdoc.store.lookup.entry_id", lambda key, ids: "0" * 32)
     monkeypatch.setattr(
         "tsdoc.store.lookup.chunk_hashes",
-        lambda key, ids: np.zeros((len(ids) // key.chunk_size, 2), np.uint64),
+        lambda key, ids: np.ones((len(ids) // key.chunk_size, 2), np.uint64),
     )
     build(store, make_ids(600, seed=1))
     assert store.find(KEY, make_ids(600, seed=2)).reused_tokens == 0

@@ -39,7 +39,7 @@ class Beginning:
     """A request to compute a prompt.
 
     Attributes:
-        budget: Returns the bytes that the store may hold.
+        budget: Returns the bytes that the store may hold, from those it holds.
     """
 
     root: StoreRoot
@@ -47,7 +47,7 @@ class Beginning:
     shape: KVShape
     prefill_block: int
     name: str
-    budget: Callable[[], int]
+    budget: Callable[[int], int]
     on_wait: OnWait | None
 
     @property
@@ -169,17 +169,23 @@ class Beginning:
     def _clear_space(self, info: SegmentInfo | None) -> None:
         """Deletes what this entry replaces, and old entries where the budget demands it."""
         state = survey(self.root.key_dirs())
-        for entry in list(state.entries):
+        for entry in state.entries:
             here = entry.model_key == self.prompt.key.digest
             replaced = entry.entry_id == self.prompt.entry_id or entry.problem
             if here and entry.status == "orphan" and replaced:
                 with contextlib.suppress(StoreError):
                     delete(entry)
-        state = survey(self.root.key_dirs())
+                    state = survey(self.root.key_dirs())
         new_bytes = info.kv_bytes + 5 * info.end if info is not None else 0
-        target = self.budget() - new_bytes
-        make_room(state, target, keep={self.prompt.entry_id}, on_delete=self._evicted)
-        for directory in self.root.key_dirs():
+        target = self.budget(state.num_bytes) - new_bytes
+        touched = {self.directory}
+
+        def on_delete(entry: EntryUse) -> None:
+            touched.add(entry.directory.parent.parent)
+            self._evicted(entry)
+
+        make_room(state, target, keep={self.prompt.entry_id}, on_delete=on_delete)
+        for directory in touched:
             tidy(directory)
 
     def _evicted(self, entry: EntryUse) -> None:
@@ -192,8 +198,14 @@ class Beginning:
         directory = private_dir(self.directory / "segments") / info.segment_id
         private_dir(directory)
         prompt = self.prompt
-        tokens = directory / "tokens.bin"
-        write_tokens(tokens, info.segment_id, prompt.ids, prompt.hashes, info.chunk_size)
+        write_tokens(
+            directory / "tokens.bin",
+            segment_id=info.segment_id,
+            entry_id=info.entry_id,
+            ids=prompt.ids,
+            hashes=prompt.hashes,
+            chunk_size=info.chunk_size,
+        )
         write_json(directory / "segment.json", "segment", info.to_json())
         fsync_dir(directory.parent)
         return SegmentFiles(

@@ -13,7 +13,7 @@ from tsdoc.store.key import Hashes, Ids, ModelKey, chunk_hashes, entry_id
 from tsdoc.store.manifest import Manifest, Part, read_manifest
 from tsdoc.store.root import StoreRoot
 from tsdoc.store.segment import SegmentFiles, clip_parts, inspect_segment
-from tsdoc.store.tokens import TokensHeader, read_header, read_ids
+from tsdoc.store.tokens import TokensHeader, first_hash, peek_tokens, read_header, read_ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,8 +92,8 @@ class Lookup:
             info = files.info
             try:
                 self._headers[segment_id] = read_header(
-                    files.directory / "tokens.bin",
-                    segment_id=segment_id,
+                    files.directory,
+                    entry_id=info.entry_id,
                     num_tokens=info.end,
                     chunk_size=info.chunk_size,
                 )
@@ -156,17 +156,18 @@ class Lookup:
                 complete=True,
                 manifest=manifest,
             )
-        parts, reused = self._best_prefix(prompt)
+        related = self._related(prompt)
+        parts, reused = self._best_prefix(prompt, related)
         plan = Plan(parts=parts, own=None, reused=reused, complete=False, manifest=manifest)
-        for directory in named_dirs(self._directory / "segments"):
-            own = self.files(directory.name)
+        for name in related:
+            own = self.files(name)
             if own is None or own.info.entry_id != prompt.entry_id:
                 continue
-            last = Part(segment_id=directory.name, start=own.info.start, end=own.info.end)
+            last = Part(segment_id=name, start=own.info.start, end=own.info.end)
             chain = (*own.info.parts, last)
             covered = self.coverage(chain, prompt.hashes)
             better = covered > plan.reused or (plan.own is None and covered == plan.reused)
-            if covered >= own.info.start and better and self.holds(directory.name, prompt.ids):
+            if covered >= own.info.start and better and self.holds(name, prompt.ids):
                 plan = replace(plan, parts=chain, own=own, reused=covered)
         return plan
 
@@ -179,16 +180,30 @@ class Lookup:
             return []
         return found if self.holds(parts[-1].segment_id, ids) else []
 
-    def _best_prefix(self, prompt: Prompt) -> tuple[tuple[Part, ...], int]:
+    def _related(self, prompt: Prompt) -> list[str]:
+        """Returns the segments that share the first chunk with the prompt, or are its own."""
+        found = []
+        first = first_hash(prompt.hashes)
+        for directory in named_dirs(self._directory / "segments"):
+            try:
+                peek = peek_tokens(directory)
+            except DamagedStoreError as error:
+                self._root.report(error)
+                continue
+            if peek.entry_id == prompt.entry_id or first == peek.first_hash != (0, 0):
+                found.append(directory.name)
+        return found
+
+    def _best_prefix(self, prompt: Prompt, related: list[str]) -> tuple[tuple[Part, ...], int]:
         """Returns the chain that covers most whole chunks of the prompt, and how many tokens."""
         size = prompt.key.chunk_size
         candidates: list[tuple[int, int, tuple[Part, ...]]] = []
-        for directory in named_dirs(self._directory / "segments"):
-            files, header = self.files(directory.name), self.header(directory.name)
+        for name in related:
+            files, header = self.files(name), self.header(name)
             if files is None or header is None or files.info.chunk_size != size:
                 continue
             common = _common_rows(header.hashes, prompt.hashes) * size
-            last = Part(segment_id=directory.name, start=files.info.start, end=files.info.end)
+            last = Part(segment_id=name, start=files.info.start, end=files.info.end)
             parts = clip_parts((*files.info.parts, last), common)
             if parts:
                 candidates.append((common, len(parts), parts))

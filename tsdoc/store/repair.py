@@ -122,8 +122,8 @@ class Repair:
 def _segment_ids(segment: Segment) -> Ids:
     info = segment.info
     header = read_header(
-        segment.directory / "tokens.bin",
-        segment_id=info.segment_id,
+        segment.directory,
+        entry_id=info.entry_id,
         num_tokens=info.end,
         chunk_size=info.chunk_size,
     )

@@ -118,7 +118,7 @@ class Store:
             shape=shape,
             prefill_block=prefill_block,
             name=name,
-            budget=self.budget,
+            budget=self._budget,
             on_wait=on_wait,
         )
         return beginning.run()
@@ -222,9 +222,12 @@ class Store:
 
     def budget(self) -> int:
         """Bytes that the store may hold."""
+        return self._budget(self.num_bytes())
+
+    def _budget(self, held_bytes: int) -> int:
         if self._max_bytes is not None:
             return self._max_bytes
-        room = free_bytes(self._root.path) + self.num_bytes()
+        room = free_bytes(self._root.path) + held_bytes
         return min(DEFAULT_BYTES, int(DEFAULT_RATIO * room))
 
     def remove(self, entry_ids: Sequence[str]) -> int:
@@ -266,7 +269,7 @@ class Store:
         with self._changing():
             state = survey(self._root.key_dirs())
             described = {id(e): describe(e, {}) for e in state.entries}
-            target = self.budget() if max_bytes is None else max_bytes
+            target = self._budget(state.num_bytes) if max_bytes is None else max_bytes
             make_room(state, target, keep=keep, on_delete=note)
         return gone
 

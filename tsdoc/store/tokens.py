@@ -14,8 +14,30 @@ from tsdoc.store.files import open_file, write_new
 from tsdoc.store.key import FORMAT, Hashes, Ids
 
 _MAGIC = int.from_bytes(b"TSDOCTOK", "little")
-_WORDS = 9
+_WORDS = 13
 _MAX_TOKENS = 1 << 31
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokensPeek:
+    """The first bytes of tokens.bin: enough to pass over segments of other prompts.
+
+    Attributes:
+        first_hash: Hash of the first chunk (two words), zeros where there is no whole chunk.
+    """
+
+    path: Path
+    num_tokens: int
+    chunk_size: int
+    entry_id: str
+    first_hash: tuple[int, int]
+    hashes_digest: int
+    ids_digest: int
+
+    @property
+    def ids_offset(self) -> int:
+        """Where the ids begin."""
+        return 8 * _WORDS + 16 * (self.num_tokens // self.chunk_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,14 +48,27 @@ class TokensHeader:
         hashes: Rolling hash after every whole chunk, [num_tokens // chunk_size, 2].
     """
 
-    path: Path
-    num_tokens: int
+    peek: TokensPeek
     hashes: Hashes
-    ids_digest: int
-    ids_offset: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of ids."""
+        return self.peek.num_tokens
 
 
-def write_tokens(path: Path, segment_id: str, ids: Ids, hashes: Hashes, chunk_size: int) -> None:
+def first_hash(hashes: Hashes) -> tuple[int, int]:
+    """Hash of the first chunk, zeros where there is none."""
+    return (int(hashes[0, 0]), int(hashes[0, 1])) if len(hashes) else (0, 0)
+
+
+def _halves(name: str) -> list[int]:
+    return [int(name[:16], 16), int(name[16:], 16)]
+
+
+def write_tokens(
+    path: Path, *, segment_id: str, entry_id: str, ids: Ids, hashes: Hashes, chunk_size: int
+) -> None:
     """Writes tokens.bin, which must not exist.
 
     Raises:
@@ -42,10 +77,11 @@ def write_tokens(path: Path, segment_id: str, ids: Ids, hashes: Hashes, chunk_si
     words = [
         _MAGIC,
         FORMAT,
-        int(segment_id[:16], 16),
-        int(segment_id[16:], 16),
+        *_halves(segment_id),
+        *_halves(entry_id),
         len(ids),
         chunk_size,
+        *first_hash(hashes),
         xxhash.xxh3_64_intdigest(hashes.tobytes()),
         xxhash.xxh3_64_intdigest(ids.data.cast("B")),
     ]
@@ -54,35 +90,47 @@ def write_tokens(path: Path, segment_id: str, ids: Ids, hashes: Hashes, chunk_si
     write_new(path, head, hashes.astype("<u8").tobytes(), ids.data.cast("B"))
 
 
-def read_header(path: Path, *, segment_id: str, num_tokens: int, chunk_size: int) -> TokensHeader:
+def peek_tokens(directory: Path) -> TokensPeek:
+    """Reads the first bytes of a segment's tokens.bin.
+
+    Raises:
+        DamagedStoreError: missing, damaged, or of another segment.
+    """
+    path = directory / "tokens.bin"
+    data = _read(path, 0, 8 * _WORDS)
+    words = [int(word) for word in np.frombuffer(data, dtype="<u8")]
+    seal = xxhash.xxh3_64_intdigest(data[: 8 * (_WORDS - 1)])
+    expected = [_MAGIC, FORMAT, *_halves(directory.name)]
+    sane = 0 < words[6] <= _MAX_TOKENS and 0 < words[7] <= _MAX_TOKENS
+    if words[-1] != seal or words[:4] != expected or not sane:
+        raise DamagedStoreError("is damaged or of another segment", where=str(path))
+    return TokensPeek(
+        path=path,
+        entry_id=f"{words[4]:016x}{words[5]:016x}",
+        num_tokens=words[6],
+        chunk_size=words[7],
+        first_hash=(words[8], words[9]),
+        hashes_digest=words[10],
+        ids_digest=words[11],
+    )
+
+
+def read_header(
+    directory: Path, *, entry_id: str, num_tokens: int, chunk_size: int
+) -> TokensHeader:
     """Reads header and chunk hashes, and checks them against what segment.json says.
 
     Raises:
         DamagedStoreError: missing, of the wrong size, damaged, or of another segment.
     """
-    num_chunks = num_tokens // chunk_size
-    offset = 8 * _WORDS + 16 * num_chunks
-    data = _read(path, 0, offset, total=offset + 4 * num_tokens)
-    words = [int(word) for word in np.frombuffer(data, dtype="<u8", count=_WORDS)]
-    expected = [
-        _MAGIC,
-        FORMAT,
-        int(segment_id[:16], 16),
-        int(segment_id[16:], 16),
-        num_tokens,
-        chunk_size,
-    ]
-    body = data[8 * _WORDS :]
-    seal = xxhash.xxh3_64_intdigest(data[: 8 * (_WORDS - 1)])
-    if words[:6] != expected or words[8] != seal or words[6] != xxhash.xxh3_64_intdigest(body):
-        raise DamagedStoreError("is damaged or of another segment", where=str(path))
-    return TokensHeader(
-        path=path,
-        num_tokens=num_tokens,
-        hashes=np.frombuffer(body, dtype="<u8").reshape(-1, 2),
-        ids_digest=words[7],
-        ids_offset=offset,
-    )
+    peek = peek_tokens(directory)
+    if (peek.entry_id, peek.num_tokens, peek.chunk_size) != (entry_id, num_tokens, chunk_size):
+        raise DamagedStoreError("does not fit segment.json", where=str(peek.path))
+    total = peek.ids_offset + 4 * num_tokens
+    body = _read(peek.path, 8 * _WORDS, peek.ids_offset - 8 * _WORDS, total=total)
+    if xxhash.xxh3_64_intdigest(body) != peek.hashes_digest:
+        raise DamagedStoreError("does not match its checksum", where=str(peek.path))
+    return TokensHeader(peek=peek, hashes=np.frombuffer(body, dtype="<u8").reshape(-1, 2))
 
 
 def read_ids(header: TokensHeader) -> Ids:
@@ -91,22 +139,21 @@ def read_ids(header: TokensHeader) -> Ids:
     Raises:
         DamagedStoreError: they do not match their checksum.
     """
-    size = 4 * header.num_tokens
-    data = _read(header.path, header.ids_offset, size, total=header.ids_offset + size)
-    if xxhash.xxh3_64_intdigest(data) != header.ids_digest:
-        raise DamagedStoreError("does not match its checksum", where=str(header.path))
+    peek = header.peek
+    data = _read(peek.path, peek.ids_offset, 4 * peek.num_tokens)
+    if xxhash.xxh3_64_intdigest(data) != peek.ids_digest:
+        raise DamagedStoreError("does not match its checksum", where=str(peek.path))
     return np.frombuffer(data, dtype="<i4")
 
 
-def _read(path: Path, offset: int, size: int, *, total: int) -> bytes:
-    if total > 24 * _MAX_TOKENS:
-        raise DamagedStoreError("would be impossibly large", where=str(path))
+def _read(path: Path, offset: int, size: int, *, total: int | None = None) -> bytes:
     try:
-        with os.fdopen(open_file(path, os.O_RDONLY), "rb") as file:
+        with os.fdopen(open_file(path, os.O_RDONLY), "rb", buffering=0) as file:
             found = os.fstat(file.fileno()).st_size
-            if found != total:
+            if found != total and (total is not None or found < offset + size):
+                wanted = total if total is not None else offset + size
                 raise DamagedStoreError(
-                    f"has {found:,} bytes instead of {total:,}", where=str(path)
+                    f"has {found:,} bytes instead of {wanted:,}", where=str(path)
                 )
             file.seek(offset)
             data = file.read(size)
