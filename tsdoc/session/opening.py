@@ -113,7 +113,9 @@ def _read(
     )
     reporter.finish()
     times["tokenise"] = time.perf_counter() - begun
-    if settings.store.enabled:
+    # A file that changed while it was read must not be found under its old fingerprint.
+    unchanged = fingerprint_sources(sources, ingest).digest == fingerprint.digest
+    if settings.store.enabled and unchanged:
         try:
             save_record(home, key, document, prompt)
         except StoreError as error:

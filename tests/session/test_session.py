@@ -1,0 +1,198 @@
+"""Cold and warm answers, interruptions, damage, and limits, on a tiny random model."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.session.conftest import TEXT, Recorder
+from tsdoc.errors import PartialInputError, ResourceError, UsageError
+from tsdoc.home import Home
+from tsdoc.ingest.options import IngestOptions
+from tsdoc.session import Answer, Session
+
+Start = Callable[..., Session]
+QUESTION = "What does locker 7 hold?"
+
+
+def ask(session: Session, question: str = QUESTION) -> Answer:
+    with session:
+        return session.ask(question, lambda text: None)
+
+
+def files_below(path: Path) -> list[Path]:
+    return [p for p in path.rglob("*") if p.is_file()]
+
+
+def test_a_second_session_reuses_every_token_and_answers_alike(start: Start) -> None:
+    cold, warm = ask(start()), ask(start())
+    assert cold.reused_tokens == 0
+    assert cold.generated_tokens > 0
+    assert warm.text == cold.text
+    question_len = warm.prompt_tokens - warm.reused_tokens
+    assert 0 < question_len < 40
+    assert "ingest" in cold.times_s
+    assert "ingest" not in warm.times_s
+
+
+def test_answers_do_not_depend_on_the_order_of_questions(start: Start) -> None:
+    with start() as session:
+        first = session.ask(QUESTION, lambda text: None)
+        session.ask("Something else entirely?", lambda text: None)
+        again = session.ask(QUESTION, lambda text: None)
+    assert again.text == first.text
+
+
+def test_streamed_text_is_the_answer(start: Start) -> None:
+    pieces: list[str] = []
+    with start() as session:
+        answer = session.ask(QUESTION, pieces.append)
+    assert "".join(pieces) == answer.text
+
+
+def test_without_a_store_the_answer_is_the_same_and_nothing_is_written(
+    start: Start, home: Home
+) -> None:
+    kept = ask(start())
+    before = set(files_below(home.root))
+    unkept = ask(start(store={"enabled": False}))
+    assert unkept.text == kept.text
+    assert unkept.reused_tokens == 0
+    assert set(files_below(home.root)) == before
+
+
+def test_an_interrupted_prefill_goes_on_from_the_last_committed_block(start: Start) -> None:
+    with pytest.raises(KeyboardInterrupt), start(Recorder(interrupt_at=512)) as session:
+        session.prepare()
+    with start() as session:
+        assert session.estimate().reused_tokens == 512
+        prepared = session.prepare()
+        answer = session.ask(QUESTION, lambda text: None)
+    assert prepared.reused_tokens == 512
+    assert prepared.computed_tokens == prepared.prompt_tokens - 512
+    assert answer.text == ask(start(store={"enabled": False})).text
+
+
+def test_appended_text_is_all_that_is_computed(start: Start, document: Path) -> None:
+    ask(start())
+    document.write_text(TEXT + "Fact 120: the last locker is empty.\n", encoding="utf-8")
+    with start() as session:
+        prepared = session.prepare()
+        answer = session.ask(QUESTION, lambda text: None)
+    assert 0 < prepared.computed_tokens < 400
+    assert prepared.reused_tokens % 128 == 0
+    assert answer.text == ask(start(store={"enabled": False})).text
+
+
+def test_a_file_of_equal_size_and_time_is_read_again(start: Start, document: Path) -> None:
+    with start() as session:
+        before = session.prepare()
+    info = document.stat()
+    document.write_text(TEXT.replace("locker 119", "locker 911"), encoding="utf-8")
+    os.utime(document, ns=(info.st_atime_ns, info.st_mtime_ns))
+    with start() as session:
+        assert "locker 911" in session.document.sections[0].text
+        after = session.prepare()
+    assert before.entry_id != after.entry_id
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_flipped_byte_is_named_and_its_block_recomputed(
+    start: Start, home: Home, seed: int
+) -> None:
+    cold = ask(start())
+    (kv,) = [p for p in files_below(home.store) if p.name == "kv.bin"]
+    with kv.open("r+b") as file:
+        file.seek((seed + 1) * kv.stat().st_size // 5)
+        byte = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte[0] ^ 0x40]))
+    reporter = Recorder()
+    assert ask(start(reporter)).text == cold.text
+    if reporter.warnings:  # bytes that are not used need no repair
+        assert {code for code, _, _ in reporter.warnings} == {"page_repaired"}
+        again = Recorder()
+        assert ask(start(again)).text == cold.text
+        assert again.warnings == []
+
+
+def test_a_full_disk_is_a_warning_while_memory_suffices(
+    start: Start, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = ask(start(store={"enabled": False}))
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    reporter = Recorder()
+    answer = ask(start(reporter))
+    assert answer.text == kept.text
+    assert [code for code, _, _ in reporter.warnings] == ["not_kept"]
+    assert not [p for p in files_below(home.store) if p.name == "kv.bin" and p.stat().st_size]
+
+
+def test_neither_disk_nor_memory_is_one_clear_error(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = start(store={"enabled": False})
+    free = psutil.virtual_memory()._replace(available=1000)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
+    with pytest.raises(ResourceError, match="GB free") as caught, session:
+        session.prepare()
+    assert caught.value.exit_code == 6
+
+
+def test_a_prompt_that_is_too_long_is_refused_before_any_prefill(
+    start: Start, tmp_path: Path, home: Home
+) -> None:
+    folder = tmp_path / "project"
+    for name, factor in (("small", 1), ("huge", 6)):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "a.txt").write_text(TEXT * factor, encoding="utf-8")
+    with pytest.raises(ResourceError) as caught:
+        start(sources=[str(folder)], prompt={"max_prompt_tokens": 5000})
+    assert "limit is 5,000" in caught.value.message
+    assert caught.value.hint is not None
+    assert "--exclude 'huge/'" in caught.value.hint
+    assert not home.store.exists()
+
+
+def test_a_question_counts_towards_the_limit(start: Start) -> None:
+    with start() as session:
+        limit = len(session.prompt.ids) + 20
+    with (
+        pytest.raises(ResourceError, match="limit is"),
+        start(prompt={"max_prompt_tokens": limit}) as session,
+    ):
+        session.ask("why " * 200, lambda text: None)
+
+
+def test_a_budget_beyond_the_window_is_a_usage_error(start: Start, document: Path) -> None:
+    document.write_text(TEXT * 6, encoding="utf-8")
+    with (
+        pytest.raises(UsageError, match="trained window"),
+        start(selection={"top_k": 4096}) as session,
+    ):
+        session.prepare()
+
+
+def test_strict_makes_a_warning_an_error_also_from_the_record(start: Start, document: Path) -> None:
+    document.write_bytes(TEXT.encode() + b"caf\xe9 d\xe9j\xe0 vu, tr\xe8s bien\n")
+    assert ask(start()).generated_tokens > 0
+    for _ in range(2):
+        with pytest.raises(PartialInputError):
+            start(ingest=IngestOptions(strict=True))
+
+
+def test_another_model_setting_reuses_nothing(start: Start) -> None:
+    ask(start())
+    with start(selection={"top_k": 65}) as session:
+        assert session.estimate().reused_tokens == 0
+    with start(engine={"theta": None, "question_chunk_size": 8, "prefill_block": 512}) as session:
+        assert session.estimate().prefill_tokens == 0
