@@ -66,5 +66,10 @@ def private_dir(path: Path) -> Path:
             "belongs to another user", where=str(path), hint="Point TSDOC_HOME elsewhere."
         )
     if info.st_mode & 0o077:
-        path.chmod(0o700)
+        try:
+            path.chmod(0o700)
+        except OSError as error:
+            raise StoreError(
+                f"is open to other users and cannot be closed ({error.strerror})", where=str(path)
+            ) from error
     return path

@@ -175,6 +175,36 @@ def test_many_readers_while_a_document_is_written(store, root):
     assert np.array_equal(read(entry), expected(second))
 
 
+def test_listing_and_finding_while_entries_come_and_go(store, root):
+    over = threading.Event()
+    trouble = []
+
+    def watch():
+        mine = Store(root)
+        while not over.is_set():
+            try:
+                mine.list()
+                mine.find(KEY, make_ids(600))
+                entry = mine.open(KEY, make_ids(600))
+                if entry is not None:
+                    with entry:
+                        assert np.array_equal(read(entry), expected(entry.ids))
+            except BaseException as error:
+                trouble.append(error)
+                raise
+
+    threads = [threading.Thread(target=watch) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for seed in (0, 1) * 8:
+        build(store, make_ids(600, seed=seed))[0].close()
+        store.prune(0)
+    over.set()
+    for thread in threads:
+        thread.join()
+    assert not trouble
+
+
 def test_opening_a_million_tokens_takes_an_instant_and_no_memory(store, root):
     """One layer, tiny heads: tokens, hashes and journal have their full length."""
     ids = make_ids(1_048_576)

@@ -89,10 +89,20 @@ def own_dir(path: Path) -> bool:
 
 
 def named_dirs(path: Path) -> Iterator[Path]:
-    """Yields the sub-directories of `path` whose names are of our format, sorted by name."""
+    """Yields the sub-directories of `path` whose names are of our format, sorted by name.
+
+    Raises:
+        StoreError: `path` is not ours, or cannot be read.
+    """
     if not own_dir(path):
         return
-    for child in sorted(path.iterdir()):
+    try:
+        children = sorted(path.iterdir())
+    except FileNotFoundError:  # deleted meanwhile
+        return
+    except OSError as error:
+        raise store_error(error, path, "reading the directory") from error
+    for child in children:
         if HEX_NAME.fullmatch(child.name):
             with contextlib.suppress(StoreError):
                 if own_dir(child):
@@ -230,7 +240,10 @@ def _allocate(fd: int, num_bytes: int) -> None:
 
 def has_ours(path: Path, names: tuple[str, ...]) -> bool:
     """Tells whether a directory is empty or holds a file of these names or a temporary one."""
-    children = [child.name for child in path.iterdir()]
+    try:
+        children = [child.name for child in path.iterdir()]
+    except OSError:  # deleted meanwhile, or not to be read
+        return False
     return not children or any(n in names or _TEMP_NAME.fullmatch(n) for n in children)
 
 
