@@ -205,15 +205,12 @@ class _Collector:
     def _add_member(self, root: Path, path: str) -> None:
         full = root / path
         name = shown_name(path)
-        if full.is_symlink():
-            self._skip(name, "link", 0)
-            return
-        if not _stays_inside(full):
-            self._skip(name, "reached through a link", 0)
-            return
         if str(full) in self._seen:
             return
         try:
+            if full.is_symlink() or not _stays_inside(full):
+                self._skip(name, "link", 0)
+                return
             mode = full.lstat().st_mode
             if not stat.S_ISREG(mode):
                 self._skip(name, "not a regular file", 0)

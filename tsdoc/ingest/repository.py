@@ -88,7 +88,7 @@ def _ask_git(folder: Path, shown: str, listing: Listing) -> str | None:
             continue
         if full.is_symlink() or not full.is_dir():
             listing.paths.append(name)
-        elif (full / ".git").exists() and _ask_git(full, name + "/", listing) is not None:
+        elif os.path.lexists(full / ".git") and _ask_git(full, name + "/", listing) is not None:
             inner = walk(full)
             listing.paths.extend(f"{name}/{path}" for path in inner.paths)
             listing.unreadable.extend(f"{name}/{path}" for path in inner.unreadable)

@@ -45,7 +45,7 @@ class _Level:
 def find_work_tree(folder: Path) -> Path | None:
     """Returns the nearest folder at or above `folder` that holds `.git`."""
     for candidate in (folder, *folder.parents):
-        if (candidate / ".git").exists():
+        if os.path.lexists(candidate / ".git"):
             return candidate
     return None
 
@@ -106,7 +106,7 @@ def _walk_folder(
             continue
         is_folder = entry.is_dir(follow_symlinks=False)
         ignored = _ignored(levels, path, folder=is_folder)
-        if is_folder and not ignored and (folder / entry.name / ".git").exists():
+        if is_folder and not ignored and os.path.lexists(folder / entry.name / ".git"):
             inner = folder / entry.name
             _walk_tree(inner, inner, names.of(path) + "/", names.listing)
         elif is_folder and not ignored:
