@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import random
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,9 @@ from tests.models import synthetic
 from tsdoc.errors import ModelError
 from tsdoc.models import gguf_convert
 from tsdoc.models.config import read_config
+from tsdoc.models.gguf_config import build_config
 from tsdoc.models.gguf_convert import convert_gguf
+from tsdoc.models.gguf_header import read_gguf_header
 from tsdoc.models.weights import open_weights
 
 
@@ -213,6 +217,7 @@ def test_yarn_scaling_is_kept(tmp_path: Path) -> None:
         ({"block_count": 3}, "blk.2.attn_norm.weight is missing"),
         ({"block_count": 1}, "unsupported kind"),
         ({"context_length": 0}, "context_length"),
+        ({"context_length": "many"}, "context_length"),
     ],
 )
 def test_what_the_decoder_does_not_know_is_refused(
@@ -240,3 +245,29 @@ def test_progress_ends_at_the_total(tmp_path: Path) -> None:
     assert seen == sorted(seen)
     assert seen[-1][0] == seen[-1][1]
     assert json.loads((directory / "config.json").read_text())["model_type"] == "qwen2"
+
+
+def test_one_part_of_a_split_model_is_refused(tmp_path: Path) -> None:
+    path, _ = synthetic.write_model_gguf(tmp_path / "m.gguf")
+    header = read_gguf_header(path)
+    header.metadata["split.count"] = 3
+    with pytest.raises(ModelError, match="split over several") as caught:
+        build_config(header, rope_factors=None, vocab_size=300)
+    assert caught.value.hint is not None
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_damaged_headers_are_model_errors_never_crashes(tmp_path: Path, seed: int) -> None:
+    path, _ = synthetic.write_model_gguf(tmp_path / "m.gguf")
+    data = path.read_bytes()
+    generator = random.Random(seed)
+    for number in range(60):
+        damaged = bytearray(data)
+        for _ in range(generator.choice([1, 1, 2, 20])):
+            damaged[generator.randrange(9000)] = generator.randrange(256)
+        path.write_bytes(damaged)
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        with contextlib.suppress(ModelError):
+            convert_gguf(path, directory)
+            read_config(directory)

@@ -87,6 +87,11 @@ def build_config(
             f"architecture {architecture} is not supported",
             hint=f"Supported in GGUF files: {', '.join(ARCHITECTURES)}.",
         )
+    if header.metadata.get("split.count", 1) not in (0, 1):
+        raise ModelError(
+            "one part of a model that is split over several GGUF files",
+            hint="Join them first: llama-gguf-split --merge FIRST-PART.gguf JOINED.gguf",
+        )
     values = _Values(header.metadata, architecture)
     _refuse_unsupported(values)
     hidden_size = values.count("embedding_length")
@@ -116,8 +121,6 @@ def build_config(
         "mlp_bias": "blk.0.ffn_up.bias" in names,
         "tie_word_embeddings": "output.weight" not in names,
         "use_sliding_window": False,
-        "bos_token_id": header.metadata.get("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": header.metadata.get("tokenizer.ggml.eos_token_id"),
         "dtype": "float32",
     }
 
@@ -215,9 +218,10 @@ class _Values:
             raise ModelError(f"GGUF key {self._architecture}.{key} is missing or impossible")
         return value
 
-    def count(self, key: str, *, default: int | None = None) -> int:
-        """Returns a positive integer of sensible size."""
-        value = self.number(key, default=default)
+    def count(self, key: str, *, default: int | None = None, zero: int | None = None) -> int:
+        """Returns a positive integer of sensible size; `zero` is what 0 stands for."""
+        value = self.get(key)
+        value = zero if value == 0 and zero is not None else self.number(key, default=default)
         if not isinstance(value, int) or value > 1 << 31:
             raise ModelError(f"GGUF key {self._architecture}.{key} is impossible ({value})")
         return value
@@ -225,10 +229,11 @@ class _Values:
 
 def _refuse_unsupported(values: _Values) -> None:
     for key in _UNSUPPORTED_KEYS:
-        if values.get(key):
+        if values.get(key) not in (None, 0, False, ""):
             raise ModelError(f"GGUF key {key} = {values.get(key)} is not supported")
-    window = values.get("attention.sliding_window")
-    if window and window < values.count("context_length"):
+    context = values.count("context_length")
+    window = values.count("attention.sliding_window", default=context, zero=context)
+    if window < context:
         raise ModelError(f"an active sliding window ({window} tokens) is not supported")
 
 

@@ -53,7 +53,7 @@ def _convert(path: Path, directory: Path, on_progress: Callable[[int, int], None
         )
         plans = plan_tensors(header, config)
         eos_ids = write_tokenizer(header.metadata, directory, vocab_size=config["vocab_size"])
-        config["eos_token_id"] = eos_ids[0] if len(eos_ids) == 1 else eos_ids
+        config["eos_token_id"] = eos_ids[0]
         _write_json(directory / "config.json", config)
         _write_json(directory / "generation_config.json", {"eos_token_id": eos_ids})
         total = sum(header.tensors[plan.source].num_bytes for plan in plans)

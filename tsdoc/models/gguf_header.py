@@ -20,6 +20,7 @@ from tsdoc.errors import ModelError
 MAX_KEYS = 10_000
 MAX_TENSORS = 100_000
 MAX_STRING_BYTES = 16 << 20
+MAX_TEXT_BYTES = 256 << 20  # all strings together
 MAX_ITEMS = 8_000_000  # over all arrays together; the largest vocabularies have 262,144 tokens
 MAX_DIMENSIONS = 4
 _FLOAT32, _STRING, _ARRAY = 6, 8, 9
@@ -80,6 +81,7 @@ class _Parser:
         self._where = where
         self._size = os.fstat(file.fileno()).st_size
         self._items_left = MAX_ITEMS
+        self._text_left = MAX_TEXT_BYTES
 
     def parse(self) -> GgufHeader:
         if self._file.read(4) != b"GGUF":
@@ -120,7 +122,8 @@ class _Parser:
 
     def _string(self) -> str:
         length = self._scalar("Q")
-        if length > MAX_STRING_BYTES:
+        self._text_left -= length
+        if length > MAX_STRING_BYTES or self._text_left < 0:
             raise self._broken(f"a string of {length} bytes")
         # Byte tokens of some vocabularies are not valid UTF-8; they are never merged from text.
         return self._read(length).decode("utf-8", "replace")

@@ -13,6 +13,7 @@ from tsdoc.errors import ModelError
 _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 2, 3, 4, 5, 6
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_LLAMA_3 = ("llama-bpe", "llama3", "llama-v3")
 # Control tokens that end a turn or a text in the supported families; whichever the vocabulary has.
 _END_TOKENS = (
     "</s>",
@@ -89,9 +90,9 @@ def write_tokenizer(metadata: Mapping[str, Any], directory: Path, *, vocab_size:
         "added_tokens": vocabulary.added_tokens(),
         **parts,
     }
-    tokenizer["post_processor"] = _post_processor(metadata, vocabulary, default_bos=kind == "llama")
+    tokenizer["post_processor"] = _post_processor(metadata, vocabulary)
     text = json.dumps(tokenizer, ensure_ascii=False)
-    (directory / "tokenizer.json").write_text(text, "utf-8", errors="surrogatepass")
+    (directory / "tokenizer.json").write_text(text, "utf-8")
     config = _tokenizer_config(metadata, vocabulary)
     (directory / "tokenizer_config.json").write_text(
         json.dumps(config, indent=2, ensure_ascii=False) + "\n", "utf-8"
@@ -108,6 +109,9 @@ def _read_vocabulary(metadata: Mapping[str, Any], vocab_size: int) -> _Vocabular
         raise ModelError("the GGUF file holds no vocabulary")
     types = metadata.get("tokenizer.ggml.token_type") or [1] * len(tokens)
     scores = metadata.get("tokenizer.ggml.scores") or [0.0] * len(tokens)
+    for values, kind in ((types, int), (scores, float)):
+        if not isinstance(values, list) or not all(isinstance(value, kind) for value in values):
+            raise ModelError("types or scores of the vocabulary are damaged")
     if len(tokens) > vocab_size or len(types) != len(tokens) or len(scores) != len(tokens):
         raise ModelError(
             f"vocabulary ({len(tokens)} tokens), its types ({len(types)}) or scores "
@@ -156,7 +160,7 @@ def _pre_tokenizer(pre: Any) -> tuple[list[dict[str, Any]], dict[str, Any] | Non
 
     if pre in ("qwen2", "deepseek-r1-qwen"):
         return split(r"\p{N}"), {"type": "NFC"}, False
-    if pre in ("llama-bpe", "llama3", "llama-v3"):
+    if pre in _LLAMA_3:
         return split(r"\p{N}{1,3}"), None, True
     if pre in ("smollm", "starcoder"):
         digits = {"type": "Digits", "individual_digits": True}
@@ -235,13 +239,17 @@ def _token(metadata: Mapping[str, Any], vocabulary: _Vocabulary, name: str) -> s
     return None
 
 
-def _post_processor(
-    metadata: Mapping[str, Any], vocabulary: _Vocabulary, *, default_bos: bool
-) -> dict[str, Any] | None:
+def _adds_bos(metadata: Mapping[str, Any]) -> bool:
+    """Returns whether the file asks for the begin token, or its family puts it there."""
+    family = metadata.get("tokenizer.ggml.model") == "llama"
+    family = family or metadata.get("tokenizer.ggml.pre") in _LLAMA_3
+    return bool(metadata.get("tokenizer.ggml.add_bos_token", family))
+
+
+def _post_processor(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> dict[str, Any] | None:
     """Returns the rule that puts the begin token in front, when the file asks for it."""
     bos = _token(metadata, vocabulary, "bos")
-    default_bos = default_bos or metadata.get("tokenizer.ggml.pre") in ("llama-bpe", "llama3")
-    if bos is None or not metadata.get("tokenizer.ggml.add_bos_token", default_bos):
+    if bos is None or not _adds_bos(metadata):
         return None
     i = vocabulary.tokens.index(bos)
 
@@ -263,7 +271,7 @@ def _tokenizer_config(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> d
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
-        "add_bos_token": bool(metadata.get("tokenizer.ggml.add_bos_token", False)),
+        "add_bos_token": _adds_bos(metadata),
     }
     names = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
     for short, name in names.items():

@@ -176,7 +176,8 @@ class _Search:
         chosen = choose_default(self.access.hub, self.access.device_bytes(), offline=self.offline)
         settings = settings_of(chosen.name)
         directory = self._directory(settings)
-        if self.offline:  # decided under constraint: the next run with network decides again
+        if self.offline or not self.with_weights:
+            # Decided under constraint, or by a caller that does not say it: the next run decides.
             return settings, directory, None
         record_default(self.home, chosen)
         return (
