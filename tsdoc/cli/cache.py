@@ -93,7 +93,7 @@ def cache_list(run: Run) -> None:
     if not entries:
         run.reporter.note(f"nothing is kept in {run.services.home().store}")
         return
-    from tsdoc.cli.tables import Column, build_table
+    from tsdoc.cli.tables import Column
 
     rows = [
         (
@@ -114,7 +114,7 @@ def cache_list(run: Run) -> None:
         Column(title="last used"),
         Column(title="document", shrinks=True),
     ]
-    run.terminal.table(build_table(columns, rows))
+    run.terminal.table(columns, rows)
 
 
 def cache_show(run: Run, entry_id: EntryId) -> None:
@@ -123,14 +123,12 @@ def cache_show(run: Run, entry_id: EntryId) -> None:
     if run.output.json:
         run.answer(entry_json(entry))
         return
-    from tsdoc.cli.tables import Column, build_table
+    from tsdoc.cli.tables import Column
 
     values = {**entry_json(entry), **{f"model.{k}": v for k, v in entry.model.items()}}
     values = {key: value for key, value in values.items() if key not in ("model", "meta")}
     rows = [(key, str(value)) for key, value in values.items()]
-    run.terminal.table(
-        build_table([Column(title="key"), Column(title="value", shrinks=True)], rows)
-    )
+    run.terminal.table([Column(title="key"), Column(title="value", shrinks=True)], rows)
 
 
 def cache_remove(run: Run, entry_ids: Ids = None, everything: All = False) -> None:

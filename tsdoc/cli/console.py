@@ -10,9 +10,10 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -20,9 +21,10 @@ from tsdoc.errors import ResourceError, TsdocError
 from tsdoc.terminal import visible, visible_line
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import Console
 
-PIPED_WIDTH = 1000
+    from tsdoc.cli.tables import Column
+
 SHOW_CURSOR = "\x1b[?25h"
 
 
@@ -80,18 +82,13 @@ class Terminal:
         text = "".join(f"\\u{ord(c):04x}" if "\ud800" <= c <= "\udfff" else c for c in text)
         self._put(self.stdout, text + "\n")
 
-    def table(self, renderable: RenderableType) -> None:
-        """Writes a Rich renderable; where stdout is no terminal, lines as long as they need to be.
+    def table(self, columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> None:
+        """Writes a table: as wide as the terminal at most, as wide as it needs elsewhere."""
+        from tsdoc.cli.tables import table_lines
 
-        Foreign text in it must be `rich.text.Text` and have passed `visible`.
-        """
-        page = io.StringIO()  # Rich would write to a broken stdout past `_put`
-        console = self.rich(page, terminal=self.answers_on_screen)
-        if not self.answers_on_screen:
-            console.width = PIPED_WIDTH
-        console.print(renderable)
-        lines = page.getvalue().splitlines()
-        self._put(self.stdout, "".join(f"{line.rstrip()}\n" for line in lines))
+        width = shutil.get_terminal_size().columns if self.answers_on_screen else None
+        for line in table_lines(columns, rows, width=width):
+            self._put(self.stdout, f"{line}\n")
 
     def say(self, message: str) -> None:
         """Writes one line to stderr."""

@@ -91,7 +91,7 @@ def models_list(run: Run) -> None:
             }
         )
         return
-    from tsdoc.cli.tables import Column, build_table
+    from tsdoc.cli.tables import Column
 
     rows = [
         (
@@ -110,7 +110,7 @@ def models_list(run: Run) -> None:
         Column(title="licence", shrinks=True),
         Column(title="source", shrinks=True),
     ]
-    run.terminal.table(build_table(columns, rows))
+    run.terminal.table(columns, rows)
     if listing.default is None:
         run.reporter.note("the default model is chosen when it is first used")
     else:
@@ -163,7 +163,7 @@ def profiles_list(run: Run) -> None:
             }
         )
         return
-    from tsdoc.cli.tables import Column, build_table
+    from tsdoc.cli.tables import Column
 
     rows = [(p.name, p.licence or "unknown", p.source) for p in profiles]
     columns = [
@@ -171,7 +171,7 @@ def profiles_list(run: Run) -> None:
         Column(title="licence", shrinks=True),
         Column(title="model", shrinks=True),
     ]
-    run.terminal.table(build_table(columns, rows))
+    run.terminal.table(columns, rows)
 
 
 def profiles_show(run: Run, name: ProfileName) -> None:

@@ -50,7 +50,7 @@ def config_show(
             }
         )
         return
-    from tsdoc.cli.tables import Column, build_table
+    from tsdoc.cli.tables import Column
 
     rows = [
         (key, value if isinstance(value, str) else json.dumps(value), origin)
@@ -58,10 +58,10 @@ def config_show(
     ]
     columns = [
         Column(title="setting"),
-        Column(title="value", shrinks=True),
+        Column(title="value", shrinks=True, max_width=60),
         Column(title="origin", shrinks=True),
     ]
-    run.terminal.table(build_table(columns, rows))
+    run.terminal.table(columns, rows)
     found = "read" if path.exists() else "not there"
     run.reporter.note(f"config file: {path} ({found})")
     run.reporter.note(f"home: {run.services.home().root}")

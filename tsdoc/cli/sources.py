@@ -108,7 +108,7 @@ def read_document(run: Run, sources: Sequence[str], reading: Reading) -> Documen
 def show_counts(run: Run, document: Document, counts: Counts, *, max_children: int | None) -> None:
     """Prints the tree of counts as a table."""
     from tsdoc.cli.counting import build_tree, tree_lines
-    from tsdoc.cli.tables import Column, build_table
+    from tsdoc.cli.tables import Column
 
     about = "≈" if counts.estimated else ""
     rows = [
@@ -120,7 +120,7 @@ def show_counts(run: Run, document: Document, counts: Counts, *, max_children: i
         Column(title="share", right=True),
         Column(title=document.name, shrinks=True),
     ]
-    run.terminal.table(build_table(columns, rows))
+    run.terminal.table(columns, rows)
 
 
 def say_skipped(run: Run, document: Document) -> None:

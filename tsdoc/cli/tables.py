@@ -1,40 +1,73 @@
-"""Tables for stdout: foreign text in them is visible, and never read as markup."""
+"""Tables for stdout as plain lines: foreign text in them is visible, and never read as markup."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from rich.cells import cell_len
-from rich.table import Table
-from rich.text import Text
+from rich.cells import cell_len, set_cell_size
 
 from tsdoc.terminal import visible_line
+
+GAP = "  "
+MIN_SHRUNK = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """A column: numbers stand right; one that `shrinks` is cut where the terminal is narrow."""
+    """A column of a table.
+
+    Attributes:
+        right: Numbers stand right.
+        shrinks: May be cut where the terminal is narrow.
+        max_width: Longer cells are cut in any case.
+    """
 
     title: str
     right: bool = False
     shrinks: bool = False
+    max_width: int | None = None
 
 
-def build_table(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> Table:
-    """Returns a table without lines around it; cells are plain text."""
-    cells = [[visible_line(cell) for cell in row] for row in rows]
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+def table_lines(
+    columns: Sequence[Column], rows: Iterable[Sequence[str]], *, width: int | None
+) -> list[str]:
+    """Returns the title line and one line for each row; cut text ends in "…".
+
+    Args:
+        columns: What stands in each row.
+        rows: Cells; control characters in them are made visible.
+        width: Cells a line may take; None where there is no limit.
+    """
+    titles = [column.title for column in columns]
+    cells = [[visible_line(cell) for cell in row] for row in [titles, *rows]]
+    widths = [max(cell_len(row[number]) for row in cells) for number in range(len(columns))]
     for number, column in enumerate(columns):
-        title = visible_line(column.title)
-        widest = max(map(cell_len, [title, *(row[number] for row in cells)]))
-        table.add_column(
-            Text(title),
-            justify="right" if column.right else "left",
-            no_wrap=True,
-            overflow="ellipsis",
-            min_width=None if column.shrinks else widest,
-        )
-    for row in cells:
-        table.add_row(*map(Text, row))
-    return table
+        if column.max_width is not None:
+            widths[number] = min(widths[number], column.max_width)
+    if width is not None:
+        _shrink(columns, widths, width - len(GAP) * (len(columns) - 1))
+    return [
+        GAP.join(
+            _fit(cell, widths[number], right=columns[number].right)
+            for number, cell in enumerate(row)
+        ).rstrip()
+        for row in cells
+    ]
+
+
+def _shrink(columns: Sequence[Column], widths: list[int], width: int) -> None:
+    """Shares what the other columns leave among those that shrink, the narrowest first."""
+    order = [number for number, column in enumerate(columns) if column.shrinks]
+    order.sort(key=lambda number: widths[number])
+    left = width - sum(w for n, w in enumerate(widths) if n not in order)
+    for count, number in zip(range(len(order), 0, -1), order, strict=True):
+        widths[number] = min(widths[number], max(left // count, MIN_SHRUNK))
+        left -= widths[number]
+
+
+def _fit(cell: str, width: int, *, right: bool) -> str:
+    if cell_len(cell) > width:
+        return f"{set_cell_size(cell, width - 1)}…"
+    padding = " " * (width - cell_len(cell))
+    return f"{padding}{cell}" if right else f"{cell}{padding}"

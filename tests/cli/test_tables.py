@@ -1,0 +1,43 @@
+"""Tables keep their width, whatever is in them."""
+
+from __future__ import annotations
+
+from rich.cells import cell_len
+
+from tsdoc.cli.tables import Column, table_lines
+
+COLUMNS = [
+    Column(title="n", right=True),
+    Column(title="short", shrinks=True),
+    Column(title="long", shrinks=True),
+]
+
+
+def test_without_a_limit_nothing_is_cut() -> None:
+    lines = table_lines(COLUMNS, [("1", "a", "x" * 300), ("22", "bcd", "y")], width=None)
+    assert lines == [" n  short  long", f" 1  a      {'x' * 300}", "22  bcd    y"]
+
+
+def test_only_columns_that_shrink_are_cut() -> None:
+    lines = table_lines(COLUMNS, [("1,000,000", "s" * 12, "x" * 90)], width=40)
+    assert lines[1] == f"1,000,000  {'s' * 12}  {'x' * 14}…"
+    assert cell_len(lines[1]) == 40
+
+
+def test_wide_characters_count_twice() -> None:
+    lines = table_lines(COLUMNS, [("1", "語" * 30, "文" * 30)], width=40)
+    assert cell_len(lines[1]) <= 40
+    assert lines[1].endswith("…")
+
+
+def test_a_column_can_be_limited_anywhere() -> None:
+    columns = [Column(title="value", max_width=5), Column(title="origin")]
+    assert table_lines(columns, [("123456789", "here")], width=None)[1] == "1234…  here"
+
+
+def test_control_characters_are_visible() -> None:
+    assert "\\x1b[31m\\n" in table_lines(COLUMNS, [("1", "\x1b[31m\n", "")], width=None)[1]
+
+
+def test_a_table_without_rows_has_its_titles() -> None:
+    assert table_lines(COLUMNS, [], width=80) == ["n  short  long"]
