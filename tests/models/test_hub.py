@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import importlib
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ import pytest
 from huggingface_hub import constants
 from huggingface_hub.utils import _http, get_session, set_client_factory
 
-from tsdoc.errors import ModelError
+from tsdoc.errors import ModelError, ResourceError
 from tsdoc.models.hub import HubListing, HubModel, HubUnreachableError, HuggingFaceHub, wanted_files
 
 httpx = importlib.import_module(type(get_session()).__module__.split(".")[0])
@@ -117,6 +118,17 @@ def test_refusals_of_the_hub_are_explained(
     serve(lambda request: httpx.Response(status, headers={"X-Error-Code": code}, text="no"))
     with pytest.raises(ModelError, match=words):
         HuggingFaceHub().describe(MODEL)
+
+
+def test_a_full_disk_is_a_resource_error(
+    serve: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: object, **kwargs: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", full)
+    with pytest.raises(ResourceError, match="disk is full"):
+        HuggingFaceHub().download(MODEL, ["config.json"], lambda done: None)
 
 
 @pytest.mark.parametrize(

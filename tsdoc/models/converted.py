@@ -7,18 +7,17 @@ that dies with its owner. Whoever holds the lock may delete what an earlier owne
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tsdoc.errors import ModelError, ResourceError
 from tsdoc.home import Home, private_dir
+from tsdoc.models.download_plan import disk_errors
 from tsdoc.models.gguf_convert import CONVERTER_VERSION, convert_gguf
 
 _LABEL = "tsdoc-model.json"
@@ -96,21 +95,21 @@ def make_converted(
 
     target = _directory(home, gguf_sha256)
     private_dir(home.models)
-    _remove_leftovers(home)
-    with FileLock(_lock_path(home, target.name)):
-        if find_converted(home, gguf_sha256):
-            return target
-        work = Path(tempfile.mkdtemp(prefix=f".partial-{target.name}-", dir=home.models))
-        try:
-            with _disk_errors(home.models):
+    with disk_errors(home.models):
+        _remove_leftovers(home)
+        with FileLock(_lock_path(home, target.name)):
+            if find_converted(home, gguf_sha256):
+                return target
+            work = Path(tempfile.mkdtemp(prefix=f".partial-{target.name}-", dir=home.models))
+            try:
                 result = work / "model"
                 result.mkdir(mode=0o700)
                 convert_gguf(fetch(work), result, on_progress)
                 label = {"name": name, "source": source, "gguf_sha256": gguf_sha256}
                 (result / _LABEL).write_text(json.dumps(label) + "\n", "utf-8")
                 _publish(result, target)
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
+            finally:
+                shutil.rmtree(work, ignore_errors=True)
     return target
 
 
@@ -145,19 +144,3 @@ def _remove_leftovers(home: Home) -> None:
             continue
         with contextlib.suppress(Timeout), FileLock(_lock_path(home, match["name"]), timeout=0):
             shutil.rmtree(path, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _disk_errors(where: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise ResourceError(
-                "the disk is full",
-                where=str(where),
-                hint="Free some space, or point TSDOC_HOME to another disk.",
-            ) from error
-        raise ModelError(
-            f"the model cannot be written ({error.strerror})", where=str(where)
-        ) from error

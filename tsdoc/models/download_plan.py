@@ -1,12 +1,15 @@
-"""What is about to be downloaded, and whether there is room for it."""
+"""What is about to be downloaded, and whether there is room for it on the disk."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tsdoc.errors import ResourceError
+from tsdoc.errors import ModelError, ResourceError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,3 +65,24 @@ def free_bytes(directory: Path) -> int:
     while not directory.exists():
         directory = directory.parent
     return shutil.disk_usage(directory).free
+
+
+@contextlib.contextmanager
+def disk_errors(where: Path) -> Iterator[None]:
+    """Maps what the operating system raises while a model is written below `where`.
+
+    Raises:
+        ResourceError: the disk is full.
+        ModelError: anything else.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise ResourceError(
+                "the disk is full",
+                where=str(where),
+                hint="Free some space, or point TSDOC_HOME (HF_HOME for hf: models) elsewhere.",
+            ) from error
+        reason = error.strerror or str(error)
+        raise ModelError(f"the model cannot be written ({reason})", where=str(where)) from error

@@ -113,9 +113,10 @@ def _read_rows(file: BinaryIO, tensor: GgufTensor, start: int, end: int) -> npt.
     if len(raw) != (end - start) * row_bytes:
         raise ModelError(f"not a complete GGUF file (tensor {tensor.name} is cut short)")
     try:
-        rows: npt.NDArray[np.float32] = dequantize(
-            raw.reshape(-1, row_bytes), GGMLQuantizationType[tensor.type_name]
-        )
+        with np.errstate(all="ignore"):  # damaged scales: refused below
+            rows: npt.NDArray[np.float32] = dequantize(
+                raw.reshape(-1, row_bytes), GGMLQuantizationType[tensor.type_name]
+            )
     except NotImplementedError as error:
         raise ModelError(
             f"tensor {tensor.name} is stored as {tensor.type_name}, which is not supported"

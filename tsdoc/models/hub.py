@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tsdoc.errors import ModelError
+from tsdoc.models.download_plan import disk_errors
 from tsdoc.models.fingerprint import CONFIG_FILES, TOKENIZER_FILES
 from tsdoc.models.weights import INDEX_FILE, SINGLE_FILE
 from tsdoc.terminal import visible_line
@@ -79,6 +80,7 @@ class Hub(Protocol):
 
         Raises:
             ModelError: the download failed.
+            ResourceError: the disk is full.
         """
 
 
@@ -164,7 +166,7 @@ class HuggingFaceHub:
 
         disable_progress_bars()
         blobs = self.cache / f"models--{model.repo.replace('/', '--')}" / "blobs"
-        with _mapped_errors(model), _watched(blobs, on_progress):
+        with disk_errors(self.cache), _mapped_errors(model), _watched(blobs, on_progress):
             path = snapshot_download(model.repo, revision=model.revision, allow_patterns=names)
         return Path(path)
 

