@@ -173,8 +173,11 @@ def ingest(
             )
             return
         kept = f"kept as {prepared.entry_id}" if prepared.kept else "not kept"
+        cost = ""
+        if prepared.computed_tokens:
+            size, seconds = amount(estimate.kv_bytes, "bytes"), sum(prepared.times_s.values())
+            cost = f" ({size}, {duration(seconds)})"
         run.terminal.line(
             f"{session.document.name}: {prepared.prompt_tokens:,} tokens, "
-            f"{prepared.reused_tokens:,} of them reused, {kept} "
-            f"({amount(estimate.kv_bytes, 'bytes')}, {duration(sum(prepared.times_s.values()))})"
+            f"{prepared.reused_tokens:,} of them reused, {kept}{cost}"
         )
