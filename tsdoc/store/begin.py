@@ -119,7 +119,7 @@ class Beginning:
             manifest = quiet.manifest(self.prompt.entry_id)
         except StoreError:
             return 0
-        return quiet.coverage(manifest.parts, self.prompt.hashes) if manifest is not None else 0
+        return quiet.coverage(manifest.parts, self.prompt.ids) if manifest is not None else 0
 
     def _prepare(self, plan: Plan) -> Plan:
         """Publishes the entry as incomplete, with a new segment where tokens are to be computed."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from tsdoc.errors import DamagedStoreError, StoreFormatError
 from tsdoc.store.files import named_dirs
-from tsdoc.store.key import Hashes, Ids, ModelKey, chunk_hashes, entry_id
+from tsdoc.store.key import FORMAT, Hashes, Ids, ModelKey, chunk_hashes, entry_id
 from tsdoc.store.manifest import Manifest, Part, read_manifest
 from tsdoc.store.root import StoreRoot
 from tsdoc.store.segment import SegmentFiles, clip_parts, inspect_segment
@@ -61,18 +61,23 @@ class Lookup:
         self._directory = directory
         self._files: dict[str, SegmentFiles | None] = {}
         self._headers: dict[str, TokensHeader | None] = {}
+        self._ids: dict[str, Ids | None] = {}
 
     def manifest(self, name: str) -> Manifest | None:
-        """Reads an entry's manifest; None where it is missing or damaged.
+        """Reads an entry's manifest; None where it is missing, damaged or an older tsdoc's.
 
         Raises:
-            StoreFormatError: a newer or older tsdoc wrote it.
+            StoreFormatError: a newer tsdoc wrote it.
         """
         try:
             return read_manifest(self._directory / "entries" / name)
         except DamagedStoreError as error:
             self._root.report(error)
-            return None
+        except StoreFormatError as error:
+            if error.version > FORMAT:
+                raise
+            self._root.report(error)
+        return None
 
     def files(self, segment_id: str) -> SegmentFiles | None:
         """Returns a segment's files, or None where they cannot be used."""
@@ -102,53 +107,47 @@ class Lookup:
                 self._headers[segment_id] = None
         return self._headers.get(segment_id)
 
-    def chain(self, parts: tuple[Part, ...], hashes: Hashes) -> list[SegmentFiles]:
-        """Returns the segments of `parts` as far as they are there and hold these tokens."""
+    def ids(self, segment_id: str) -> Ids | None:
+        """Returns the token ids up to a segment's end, or None where they cannot be used."""
+        header = self.header(segment_id)
+        if header is not None and segment_id not in self._ids:
+            try:
+                self._ids[segment_id] = read_ids(header)
+            except DamagedStoreError as error:
+                self._root.report(error)
+                self._ids[segment_id] = None
+        return self._ids.get(segment_id)
+
+    def chain(self, parts: tuple[Part, ...], ids: Ids) -> list[SegmentFiles]:
+        """Returns the segments of `parts` as far as they are there and really hold `ids`."""
         found: list[SegmentFiles] = []
         for part in parts:
-            files, header = self.files(part.segment_id), self.header(part.segment_id)
-            if files is None or header is None:
+            files, held = self.files(part.segment_id), self.ids(part.segment_id)
+            if files is None or held is None:
                 break
-            chunk = part.end // files.info.chunk_size
-            if files.info.start != part.start or files.info.end < part.end:
-                break
-            if chunk and not np.array_equal(header.hashes[chunk - 1], hashes[chunk - 1]):
+            fits = files.info.start == part.start and part.end <= files.info.end
+            if not fits or not np.array_equal(held[: part.end], ids[: part.end]):
                 break
             found.append(files)
         return found
 
-    def coverage(self, parts: tuple[Part, ...], hashes: Hashes) -> int:
+    def coverage(self, parts: tuple[Part, ...], ids: Ids) -> int:
         """Returns the position up to which a chain is committed without a gap."""
         end = 0
-        for part, files in zip(parts, self.chain(parts, hashes), strict=False):
+        for part, files in zip(parts, self.chain(parts, ids), strict=False):
             if files.committed < part.end:
                 return max(part.start, files.committed)
             end = part.end
         return end
 
-    def holds(self, segment_id: str, ids: Ids) -> bool:
-        """Tells whether the tokens up to a segment's end really begin with `ids`."""
-        header = self.header(segment_id)
-        if header is None or header.num_tokens < len(ids):
-            return False
-        try:
-            return np.array_equal(read_ids(header)[: len(ids)], ids)
-        except DamagedStoreError as error:
-            self._root.report(error)
-            return False
-
     def plan(self, prompt: Prompt) -> Plan:
         """Decides what can be reused.
 
         Raises:
-            StoreFormatError: the entry's manifest was written by a newer or older tsdoc.
+            StoreFormatError: the entry's manifest was written by a newer tsdoc.
         """
         manifest = self.manifest(prompt.entry_id)
-        if (
-            manifest is not None
-            and manifest.complete
-            and self.usable(manifest, prompt.ids, prompt.hashes)
-        ):
+        if manifest is not None and manifest.complete and self.usable(manifest, prompt.ids):
             return Plan(
                 parts=manifest.parts,
                 own=None,
@@ -165,20 +164,21 @@ class Lookup:
                 continue
             last = Part(segment_id=name, start=own.info.start, end=own.info.end)
             chain = (*own.info.parts, last)
-            covered = self.coverage(chain, prompt.hashes)
+            if len(self.chain(chain, prompt.ids)) < len(chain):
+                continue
+            covered = self.coverage(chain, prompt.ids)
             better = covered > plan.reused or (plan.own is None and covered == plan.reused)
-            if covered >= own.info.start and better and self.holds(name, prompt.ids):
+            if covered >= own.info.start and better:
                 plan = replace(plan, parts=chain, own=own, reused=covered)
         return plan
 
-    def usable(self, manifest: Manifest, ids: Ids, hashes: Hashes) -> list[SegmentFiles]:
+    def usable(self, manifest: Manifest, ids: Ids) -> list[SegmentFiles]:
         """Returns the segments of an entry if all are there and hold exactly `ids`, else none."""
-        parts = manifest.parts
-        found = self.chain(parts, hashes)
-        ready = len(found) == len(parts) and all(files.reserved for files in found)
-        if not ready or manifest.num_tokens != len(ids):
+        if manifest.num_tokens != len(ids):
             return []
-        return found if self.holds(parts[-1].segment_id, ids) else []
+        found = self.chain(manifest.parts, ids)
+        ready = len(found) == len(manifest.parts) and all(files.reserved for files in found)
+        return found if ready else []
 
     def _related(self, prompt: Prompt) -> list[str]:
         """Returns the segments that share the first chunk with the prompt, or are its own."""
@@ -213,11 +213,9 @@ class Lookup:
         ):
             if common <= best[1]:
                 break
-            usable = self.coverage(parts, prompt.hashes) // size * size
+            usable = self.coverage(parts, prompt.ids) // size * size
             if usable > best[1]:
-                chosen = clip_parts(parts, usable)
-                if self.holds(chosen[-1].segment_id, prompt.ids[:usable]):
-                    best = chosen, usable
+                best = clip_parts(parts, usable), usable
         return best
 
 

@@ -47,6 +47,8 @@ class OwnSegment:
         if not files.reserved:
             fd = open_file(directory / "kv.bin", os.O_RDWR | os.O_CREAT)
             try:
+                if os.fstat(fd).st_size > info.kv_bytes:
+                    os.ftruncate(fd, info.kv_bytes)
                 reserve(fd, info.kv_bytes, directory / "kv.bin")
             finally:
                 os.close(fd)

@@ -11,19 +11,18 @@ from pathlib import Path
 
 import numpy.typing as npt
 
-from tsdoc.errors import CorruptPageError, StoreError, StoreFormatError
+from tsdoc.errors import CorruptPageError, DamagedStoreError, StoreError, StoreFormatError
 from tsdoc.store.begin import Beginning, OnWait
 from tsdoc.store.entry import Entry
 from tsdoc.store.eviction import EntryUse, delete, make_room, survey, tidy
 from tsdoc.store.files import free_bytes, store_error
-from tsdoc.store.key import PAGE_SIZE, Hashes, Ids, KVShape, ModelKey, as_ids
+from tsdoc.store.key import PAGE_SIZE, Ids, KVShape, ModelKey, as_ids
 from tsdoc.store.listing import EntryInfo, describe, read_model
 from tsdoc.store.locks import Lock, lock_shared
 from tsdoc.store.lookup import Lookup, make_prompt
 from tsdoc.store.pages import Segment
 from tsdoc.store.repair import Holder, Repair
 from tsdoc.store.root import StoreRoot, Warn
-from tsdoc.store.tokens import read_ids
 from tsdoc.store.writer import Writer
 
 DEFAULT_BYTES = 50_000_000_000
@@ -135,7 +134,7 @@ class Store:
         directory = self._root.key_dir(key)
         if not self._root.exists() or not (directory / "entries" / prompt.entry_id).exists():
             return None
-        return self._open(directory, prompt.entry_id, prompt.ids, prompt.hashes)
+        return self._open(directory, prompt.entry_id, prompt.ids)
 
     def load(self, entry_id: str) -> Entry:
         """Opens a finished entry by its id, under whatever model key.
@@ -146,31 +145,29 @@ class Store:
         for directory in self._root.key_dirs():
             if not (directory / "entries" / entry_id).exists():
                 continue
-            entry = self._open(directory, entry_id, None, None)
+            entry = self._open(directory, entry_id, None)
             if entry is not None:
                 return entry
         raise StoreError(f"there is no finished entry {entry_id}", where=str(self._root.path))
 
-    def _open(
-        self, directory: Path, entry_id: str, ids: Ids | None, hashes: Hashes | None
-    ) -> Entry | None:
+    def _open(self, directory: Path, entry_id: str, ids: Ids | None) -> Entry | None:
         path = directory / "entries" / entry_id
         lock = _use(path)
         try:
             lookup = Lookup(self._root, directory)
             manifest = lookup.manifest(entry_id)
-            if manifest is not None and manifest.complete:
-                header = lookup.header(manifest.parts[-1].segment_id)
-                if header is not None and (ids is None or hashes is None):
-                    ids, hashes = read_ids(header)[: manifest.num_tokens], header.hashes
-                if ids is not None and hashes is not None:
-                    files = lookup.usable(manifest, ids, hashes)
-                    if files:
-                        segments = [Segment(f, writable=False) for f in files]
-                        held, lock = lock, None
-                        return Entry(manifest=manifest, ids=ids, segments=segments, lock=held)
-                self._root.warn("damaged_store", str(path), "a file of the entry cannot be used")
-        except StoreFormatError as error:
+            if manifest is None or not manifest.complete:
+                return None
+            held = lookup.ids(manifest.parts[-1].segment_id)
+            if ids is None and held is not None:
+                ids = held[: manifest.num_tokens]
+            files = lookup.usable(manifest, ids) if ids is not None else []
+            if files and ids is not None:
+                segments = [Segment(f, writable=False) for f in files]
+                kept, lock = lock, None
+                return Entry(manifest=manifest, ids=ids, segments=segments, lock=kept)
+            self._root.warn("damaged_store", str(path), "the entry cannot be used as it is")
+        except (DamagedStoreError, StoreFormatError) as error:
             self._root.report(error)
         finally:
             if lock is not None:
