@@ -26,9 +26,9 @@ def check_length(num_tokens: int, limit: int, prompt: Prompt) -> None:
     hint = "The biggest parts, in tokens:\n" + "\n".join(lines)
     excludes = _excludes(parts, num_tokens - limit)
     if excludes and len(prompt.map.document.files) > 1:
-        hint += "\nTo fit, add: " + " ".join(f"--exclude '{name}'" for name in excludes)
+        hint += ".\nTo fit, add: " + " ".join(f"--exclude '{name}'" for name in excludes)
     else:
-        hint += "\nRead less with --pages or --section, or raise --set max_prompt_tokens=N."
+        hint += ".\nRead less with --pages or --section, or raise --set max_prompt_tokens=N."
     raise ResourceError(
         f"the prompt is {num_tokens:,} tokens long and the limit is {limit:,}", hint=hint
     )

@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from tsdoc.errors import PartialInputError, StoreError
+from tsdoc.errors import StoreError
 from tsdoc.home import Home
-from tsdoc.ingest.document import Document
 from tsdoc.ingest.options import IngestOptions
+from tsdoc.ingest.sources import check_complete, fingerprint_sources, read_sources
 from tsdoc.models.locate import locate_model
 from tsdoc.progress import Reporter
-from tsdoc.prompt.assemble import Prompt, build_prompt
+from tsdoc.prompt.assemble import build_prompt
 from tsdoc.prompt.chat import ChatTemplate, load_template
-from tsdoc.prompt.record import load_record, record_key, save_record
+from tsdoc.prompt.record import SourceRecord, load_record, record_key, save_record
 from tsdoc.prompt.tokenizer import TextTokenizer
 from tsdoc.session.limits import check_length
 from tsdoc.session.session import Session
@@ -38,13 +38,17 @@ def open_session(
         ResourceError: the prompt is longer than max_prompt_tokens.
     """
     times: dict[str, float] = {}
+    # Sources first: a mistyped name should not cost a download.
+    begun = time.perf_counter()
+    fingerprint = fingerprint_sources(sources, ingest)
+    times["hash_sources"] = time.perf_counter() - begun
     begun = time.perf_counter()
     model = locate_model(
         settings.model,
         home,
         offline=offline,
         confirm=lambda plan: reporter.confirm(plan.question),
-        on_progress=_stages(reporter, "bytes"),
+        on_progress=_stages(reporter),
     )
     for sentence in (model.announcement, model.note):
         if sentence:
@@ -54,14 +58,20 @@ def open_session(
     for sentence in template.warnings:
         reporter.warn("template", model.name, sentence)
     times["model_locate"] = time.perf_counter() - begun
-    document, prompt = _read(settings, home, sources, ingest, reporter, tokenizer, template, times)
+    tree_tokens = settings.prompt.tree_tokens
+    key = record_key(fingerprint.digest, tokenizer, template, tree_tokens=tree_tokens)
+    record = load_record(home, key) if settings.store.enabled else None
+    if record is None:
+        record = _read(sources, ingest, reporter, tokenizer, template, tree_tokens, times)
+        # A file that changed while it was read must not be found under its old fingerprint.
+        unchanged = fingerprint_sources(sources, ingest).digest == fingerprint.digest
+        if settings.store.enabled and unchanged:
+            _save(home, key, record, reporter)
+    document, prompt = record.document, record.prompt
     for warning in document.warnings:
         reporter.warn(warning.code, warning.where, warning.message)
-    if ingest.strict and document.warnings:
-        first = document.warnings[0]
-        raise PartialInputError(
-            f"{first.message} ({len(document.warnings)} warnings in all)", where=first.where
-        )
+    if ingest.strict:
+        check_complete(document)
     check_length(len(prompt.ids), settings.prompt.max_prompt_tokens, prompt)
     return Session(
         settings=settings,
@@ -78,28 +88,17 @@ def open_session(
 
 
 def _read(
-    settings: Settings,
-    home: Home,
     sources: Sequence[str],
     ingest: IngestOptions,
     reporter: Reporter,
     tokenizer: TextTokenizer,
     template: ChatTemplate,
+    tree_tokens: int,
     times: dict[str, float],
-) -> tuple[Document, Prompt]:
-    """The document and its prompt, from the source record where nothing has changed."""
-    from tsdoc.ingest.sources import fingerprint_sources, read_sources
-
+) -> SourceRecord:
+    """Reads and tokenises the sources."""
     begun = time.perf_counter()
-    tree_tokens = settings.prompt.tree_tokens
-    fingerprint = fingerprint_sources(sources, ingest)
-    key = record_key(fingerprint.digest, tokenizer, template, tree_tokens=tree_tokens)
-    times["hash_sources"] = time.perf_counter() - begun
-    record = load_record(home, key) if settings.store.enabled else None
-    if record is not None:
-        return record.document, record.prompt
-    begun = time.perf_counter()
-    document = read_sources(sources, ingest, _stages(reporter, "bytes", "reading "))
+    document = read_sources(sources, ingest, _stages(reporter, "reading "))
     reporter.finish()
     times["ingest"] = time.perf_counter() - begun
     begun = time.perf_counter()
@@ -113,25 +112,25 @@ def _read(
     )
     reporter.finish()
     times["tokenise"] = time.perf_counter() - begun
-    # A file that changed while it was read must not be found under its old fingerprint.
-    unchanged = fingerprint_sources(sources, ingest).digest == fingerprint.digest
-    if settings.store.enabled and unchanged:
-        try:
-            save_record(home, key, document, prompt)
-        except StoreError as error:
-            message = f"{error.message}; next time the sources are read again"
-            reporter.warn("not_kept", error.where or "", message)
-    return document, prompt
+    return SourceRecord(document=document, prompt=prompt)
 
 
-def _stages(reporter: Reporter, unit: str, verb: str = "") -> Callable[[str, int, int], None]:
-    """Adapts a (stage, done, total) callback to the reporter."""
+def _save(home: Home, key: str, record: SourceRecord, reporter: Reporter) -> None:
+    try:
+        save_record(home, key, record.document, record.prompt)
+    except StoreError as error:
+        message = f"{error.message}; next time the sources are read again"
+        reporter.warn("not_kept", error.where or "", message)
+
+
+def _stages(reporter: Reporter, verb: str = "") -> Callable[[str, int, int], None]:
+    """Adapts a (stage, bytes done, bytes in all) callback to the reporter."""
     current: list[str] = []
 
     def report(stage: str, done: int, total: int) -> None:
         if current != [stage]:
             current[:] = [stage]
-            reporter.start(verb + stage, total, unit)
+            reporter.start(verb + stage, total, "bytes")
         reporter.advance(done)
 
     return report

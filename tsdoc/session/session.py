@@ -62,7 +62,7 @@ class Session:
     def __post_init__(self) -> None:
         config, settings = self.model.config, self.settings
         self._job = Prefill(
-            store=_open_store(settings, self.home),
+            store=_open_store(settings, self.home, self.reporter),
             key=ModelKey(
                 model=self.model.fingerprint,
                 rope=repr(config.rope),
@@ -251,9 +251,9 @@ class _Transcript:
         self._on_text(piece)
 
 
-def _open_store(settings: Settings, home: Home) -> Store | None:
+def _open_store(settings: Settings, home: Home, reporter: Reporter) -> Store | None:
     if not settings.store.enabled:
         return None
     from tsdoc.store import Store
 
-    return Store(home.store, max_bytes=settings.store.max_bytes)
+    return Store(home.store, max_bytes=settings.store.max_bytes, on_warning=reporter.warn)

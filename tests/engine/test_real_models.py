@@ -1,0 +1,147 @@
+"""The packaged models against transformers: float32 logits, greedy tokens, bfloat16 K and V."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from tests.tiny_models import memory_piece
+from tsdoc.engine.decoder import Decoder
+from tsdoc.engine.engine import Engine
+from tsdoc.engine.generate import GenerationConfig
+from tsdoc.kernels.selection import SelectionConfig
+from tsdoc.models.locate import LocatedModel
+from tsdoc.models.weights import open_weights
+from tsdoc.prompt.tokenizer import TextTokenizer
+
+pytestmark = [pytest.mark.model, pytest.mark.timeout(3000)]
+
+NUM_PROMPTS = 20
+NUM_NEW = 12
+COVERING = SelectionConfig(top_k=6000, chunk_size=128)
+
+
+@dataclass
+class Pair:
+    engine: Engine
+    oracle: transformers.PreTrainedModel
+    prompts: list[np.ndarray]
+
+
+@pytest.fixture(
+    scope="module",
+    params=["tiny", pytest.param("embedded", marks=pytest.mark.slow)],
+)
+def pair(
+    request: pytest.FixtureRequest, packaged_model: Callable[[str], LocatedModel]
+) -> Iterator[Pair]:
+    model = packaged_model(request.param)
+    decoder = Decoder(model.config, open_weights(model.directory), torch.float32)
+    oracle = transformers.AutoModelForCausalLM.from_pretrained(
+        model.directory, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    yield Pair(
+        engine=Engine(decoder, COVERING, max_tokens=4096, question_chunk_size=128),
+        oracle=oracle,
+        prompts=make_prompts(TextTokenizer(model.directory)),
+    )
+
+
+def make_prompts(tokenizer: TextTokenizer) -> list[np.ndarray]:
+    """Stories about people and places: every prompt has much to copy and something to go on."""
+    rng = random.Random(0)
+    people = ["Anna", "Boris", "Chidi", "Dora", "Emil", "Farah", "Goro", "Hanna"]
+    places = ["Lisbon", "Oslo", "Nairobi", "Quito", "Kyoto", "Tunis", "Perth", "Lima"]
+    things = ["violin", "map", "lantern", "letter", "bicycle", "camera", "compass", "kettle"]
+    prompts = []
+    for number in range(NUM_PROMPTS):
+        lines = [
+            f"{rng.choice(people)} went to {rng.choice(places)} and bought a {rng.choice(things)} "
+            f"for {rng.randrange(3, 90)} coins."
+            for _ in range(8 + number // 2)
+        ]
+        text = "\n".join(lines) + f"\nThe next day {rng.choice(people)} went to"
+        ids, _ = tokenizer.encode(text)
+        prompts.append(ids)
+    return prompts
+
+
+def run(
+    pair: Pair, prompt: np.ndarray, kv_dtype: str, follow: list[int] | None = None
+) -> tuple[list[int], torch.Tensor]:
+    """Goes on from a prompt for NUM_NEW steps, greedily or along the tokens of `follow`.
+
+    Returns:
+        The most likely token of each step, and the logits [NUM_NEW, vocab_size] behind them.
+    """
+    engine = pair.engine
+    piece = memory_piece(engine, len(prompt) + NUM_NEW, kv_dtype=kv_dtype)
+    split = len(prompt) // 2
+    engine.prefill([piece], prompt[:split], 0, prefill_block=256, on_block=lambda end: None)
+    cache = engine.cache([piece])
+    ids, at = prompt[split:].tolist(), split
+    tokens: list[int] = []
+    rows: list[torch.Tensor] = []
+    while len(tokens) < NUM_NEW:
+        chunk = [(at, at + len(ids))]
+        logits = engine.runner.run_chunks(cache, torch.tensor(ids), at, chunk, need_logits=True)
+        assert logits is not None
+        at += len(ids)
+        rows.append(logits)
+        tokens.append(int(logits.argmax()))
+        ids = [tokens[-1] if follow is None else follow[len(tokens) - 1]]
+    return tokens, torch.stack(rows)
+
+
+def oracle_greedy(pair: Pair, prompt: np.ndarray) -> list[int]:
+    ids = torch.from_numpy(prompt.astype(np.int64))[None]
+    with torch.no_grad():
+        out = pair.oracle.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=NUM_NEW,
+            min_new_tokens=NUM_NEW,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+    return out[0, len(prompt) :].tolist()
+
+
+def test_float32_logits_and_greedy_tokens_equal_transformers(pair: Pair) -> None:
+    config = GenerationConfig(
+        max_new_tokens=NUM_NEW, stop_ids=frozenset(), question_chunk_size=128, theta=0.9
+    )
+    for prompt in pair.prompts[:4]:
+        expected_tokens = oracle_greedy(pair, prompt)
+        tokens, logits = run(pair, prompt, "float32")
+        assert tokens == expected_tokens
+        piece = memory_piece(pair.engine, len(prompt) + NUM_NEW)
+        assert list(pair.engine.generate([piece], prompt.tolist(), 0, config)) == tokens
+        sequence = np.concatenate((prompt, np.array(tokens[:-1], dtype=np.int32)))
+        with torch.no_grad():
+            ids = torch.from_numpy(sequence.astype(np.int64))[None]
+            expected = pair.oracle(ids).logits[0, len(prompt) - 1 :]
+        assert (logits - expected).abs().max() <= 1e-3
+
+
+def test_bfloat16_keys_and_values_keep_the_greedy_tokens(
+    pair: Pair, record_property: Callable[[str, object], None]
+) -> None:
+    divergences = []
+    for prompt in pair.prompts:
+        tokens, logits = run(pair, prompt, "float32")
+        rounded_tokens, rounded_logits = run(pair, prompt, "bfloat16", tokens)
+        assert rounded_tokens == tokens
+        exact = torch.log_softmax(logits, dim=-1)
+        rounded = torch.log_softmax(rounded_logits, dim=-1)
+        divergences.append((exact.exp() * (exact - rounded)).sum(-1).mean())
+    mean = float(torch.stack(divergences).mean())
+    record_property("mean_kl", mean)
+    assert mean <= 1e-3
