@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tsdoc.engine.kv import KVPiece, MemoryPiece
-from tsdoc.errors import CorruptPageError, ResourceError
+from tsdoc.errors import CorruptPageError, ResourceError, StoreError, TsdocError
 from tsdoc.progress import Reporter
 from tsdoc.prompt.tokenizer import Ids
 from tsdoc.store.key import KVShape, ModelKey
@@ -78,7 +78,7 @@ class Prefill:
             return self._kept(entry, reused=len(self.ids), prefill_s=0.0)
         try:
             return self._into_store(self.store)
-        except ResourceError as error:
+        except (ResourceError, StoreError) as error:
             self._check_memory(error)
             message = f"{error.message}; going on in memory, nothing is kept"
             self.reporter.warn("not_kept", error.where or "", message)
@@ -104,17 +104,19 @@ class Prefill:
 
     def _into_store(self, store: Store) -> PromptKV:
         begun = time.perf_counter()
+        self.reporter.start("prefill", len(self.ids), "tokens")
         with store.begin(
             self.key,
             self.shape,
             self.ids,
             prefill_block=self.prefill_block,
             name=self.name,
-            on_wait=self._say_waiting,
+            on_wait=self._waiting(),
         ) as writer:
             reused = writer.num_committed
             if reused < len(self.ids):
                 self._fill(writer)
+            self.reporter.finish()
             entry = writer.finish(self.meta)
         return self._kept(entry, reused=reused, prefill_s=time.perf_counter() - begun)
 
@@ -137,7 +139,6 @@ class Prefill:
                 )
             except CorruptPageError as error:
                 self.repair(engine, error, writer)
-        self.reporter.finish()
 
     def _into_memory(self) -> PromptKV:
         piece = MemoryPiece(
@@ -150,6 +151,7 @@ class Prefill:
         )
         engine = self.make_engine(len(self.ids))
         begun = time.perf_counter()
+        self.reporter.start("prefill", len(self.ids), "tokens")
         progress = _Progress(self, start=0, kept=False)
         engine.prefill(
             [piece], self.ids, 0, prefill_block=self.prefill_block, on_block=progress.advance
@@ -165,10 +167,20 @@ class Prefill:
             pieces=tuple(entry.pieces), entry=entry, reused_tokens=reused, prefill_s=prefill_s
         )
 
-    def _say_waiting(self, *_: object) -> None:
-        self.reporter.note("another tsdoc is prefilling this document; waiting for it")
+    def _waiting(self) -> Callable[[int], None]:
+        """Follows another process that prefills the same document, and says so once."""
+        said = False
 
-    def _check_memory(self, cause: ResourceError | None) -> None:
+        def on_wait(committed_tokens: int) -> None:
+            nonlocal said
+            if not said:
+                self.reporter.note("another tsdoc is prefilling this document; waiting for it")
+                said = True
+            self.reporter.advance(committed_tokens)
+
+        return on_wait
+
+    def _check_memory(self, cause: TsdocError | None) -> None:
         """Without a store, K and V must fit in memory."""
         import psutil
 
@@ -194,7 +206,6 @@ class _Progress:
         self._kept = kept
         self._begun = time.perf_counter()
         self._said = False
-        job.reporter.start("prefill", len(job.ids), "tokens")
         job.reporter.advance(start)
 
     def advance(self, end: int) -> None:
