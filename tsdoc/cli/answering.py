@@ -30,10 +30,6 @@ def open_sources(
         reporter=run.reporter,
         offline=offline,
     ) as session:
-        if ingest.password is not None and settings.store.enabled:
-            run.reporter.note(
-                "the text of decrypted documents is kept in the store (--no-store avoids it)"
-            )
         if session.model.small and session.estimate().reused_tokens == 0:
             run.reporter.note(
                 f"{session.model.name} is a small model: check its answers against the pages"

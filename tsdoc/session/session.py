@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from tsdoc.engine.generate import GenerationConfig
     from tsdoc.store import Store
 
+SHOWN_FILES = 100  # names kept with an entry, for `tsdoc cache show`
+
 
 @dataclass(slots=True, kw_only=True)
 class Session:
@@ -79,7 +81,11 @@ class Session:
             ids=self.prompt.ids,
             prefill_block=settings.engine.prefill_block,
             name=self.document.name,
-            meta={"sources": [file.name for file in self.document.files], "model": self.model.name},
+            meta={
+                "sources": [file.name for file in self.document.files[:SHOWN_FILES]],
+                "num_files": len(self.document.files),
+                "model": self.model.name,
+            },
             make_engine=self._make_engine,
             reporter=self.reporter,
         )
