@@ -92,12 +92,6 @@ def test_quiet_leaves_warnings_alone(cli: Cli) -> None:
     assert result.stderr == "warning: big.txt: guessed\n"
 
 
-def test_a_password_is_said_to_put_text_into_the_store(cli: Cli) -> None:
-    assert "--no-store avoids it" in cli("ask", "a.txt", "Who?", "--password", "x").stderr
-    result = cli("ask", "a.txt", "Who?", "--password", "x", "--no-store")
-    assert "--no-store avoids it" not in result.stderr
-
-
 @pytest.mark.parametrize("as_json", [False, True])
 def test_ctrl_c_says_what_is_kept(cli: Cli, services: FakeServices, as_json: bool) -> None:
     def stop(reporter: Reporter) -> None:

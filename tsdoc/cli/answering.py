@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from tsdoc.session import Answer, Session
     from tsdoc.settings import Settings
 
+LONG_PREFILL_S = 60.0  # worth saying that the next question does not take as long
+START_UP_S = 4.0  # a new process: imports, tokenizer
+
 
 @contextmanager
 def open_sources(
@@ -50,6 +53,9 @@ def answer_all(run: Run, session: Session, questions: Sequence[str]) -> list[Ans
             run.terminal.flush()
         answers.append(answer)
         report(run, answer)
+    if answers and answers[-1].times_s.get("prefill", 0.0) > LONG_PREFILL_S:
+        start_s = START_UP_S + answers[-1].times_s["first_token"]
+        run.reporter.note(f"next questions on this document take about {start_s:.0f} s to start")
     return answers
 
 
