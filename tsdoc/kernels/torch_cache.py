@@ -140,9 +140,8 @@ class TorchCache:
             for tile in range(first, last, TILE):
                 stop = min(tile + TILE, last)
                 wide = keys[tile - piece.start : stop - piece.start].float()
-                for head in range(self._num_kv_heads):
-                    out = logits[head, :, tile - init_end : stop - init_end]
-                    torch.mm(rows[head], wide[:, head].T, out=out)
+                scores = torch.bmm(rows, wide.permute(1, 2, 0))
+                logits[:, :, tile - init_end : stop - init_end] = scores
         return logits.view(self._num_kv_heads, num_chunks, num_heads // self._num_kv_heads, -1)
 
     def _choose(
