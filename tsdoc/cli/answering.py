@@ -53,7 +53,7 @@ def answer_all(run: Run, session: Session, questions: Sequence[str]) -> list[Ans
             run.terminal.flush()
         answers.append(answer)
         report(run, answer)
-    if answers and answers[-1].times_s.get("prefill", 0.0) > LONG_PREFILL_S:
+    if session.prepare().times_s.get("prefill", 0.0) > LONG_PREFILL_S:
         start_s = START_UP_S + answers[-1].times_s["first_token"]
         run.reporter.note(f"next questions on this document take about {start_s:.0f} s to start")
     return answers

@@ -36,7 +36,12 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """One answer; token counts as in the JSON output, times in seconds by stage."""
+    """One answer; token counts as in the JSON output.
+
+    Attributes:
+        times_s: Seconds to the first token, and for the rest of the answer. Those of the stages
+            before are the session's.
+    """
 
     question: str
     text: str

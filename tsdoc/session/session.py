@@ -59,6 +59,7 @@ class Session:
     _job: Prefill = field(init=False)
     _kv: PromptKV | None = field(default=None, init=False)
     _decoder: Decoder | None = field(default=None, init=False)
+    _num_answers: int = field(default=0, init=False)
     _resources: ExitStack = field(default_factory=ExitStack, init=False)
 
     def __post_init__(self) -> None:
@@ -160,16 +161,19 @@ class Session:
                 self._job.repair(engine, error, kv.entry)
         total_s = time.perf_counter() - begun
         first_s = answer.first_token_at - begun if answer.num_tokens else total_s
+        self._num_answers += 1
+        # Further questions of this process reuse what the first one had to wait for.
+        reused = kv.reused_tokens if self._num_answers == 1 else start
         return Answer(
             question=question,
             text=answer.text,
             finish_reason=generation.finish_reason or "stop",
             prompt_tokens=start + len(ids),
-            reused_tokens=kv.reused_tokens,
+            reused_tokens=reused,
             generated_tokens=len(generation.tokens),
             selection_steps=generation.reuse.num_lookups,
             selection_hits=generation.reuse.num_hits,
-            times_s={**self.times_s, "first_token": first_s, "decode": total_s - first_s},
+            times_s={"first_token": first_s, "decode": total_s - first_s},
         )
 
     def _load_kv(self) -> PromptKV:
