@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tsdoc.kernels.devices import DRIVERS
+
 if TYPE_CHECKING:
     from tsdoc.models.locate import LocatedModel
+
+if not any(Path(path).exists() for path in DRIVERS):
+    # Without a GPU, kernels run in Triton's interpreter. Read when triton is imported, which
+    # transformers does, so it is set before anything else.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -95,6 +95,7 @@ class EngineSettings(_Group):
     """How the engine runs; none of these changes what a prefill writes, except the dtypes.
 
     Attributes:
+        device: auto is the GPU where there is one.
         prefill_block: Tokens that go through the layers together: a multiple of chunk_size and of
             the KV page (256).
         question_chunk_size: Question tokens that share one selection.
@@ -104,7 +105,7 @@ class EngineSettings(_Group):
         threads: CPU threads; None is one per core.
     """
 
-    device: Literal["auto", "cpu"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
     prefill_block: Positive = 4096
     question_chunk_size: Positive = 512
     theta: Annotated[float, Field(ge=-1, le=1)] | None = 0.9

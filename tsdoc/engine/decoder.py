@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -42,8 +43,41 @@ class LayerWeights:
     down_bias: torch.Tensor | None
 
 
+class DecoderPart(Protocol):
+    """The arithmetic between two attentions, on whatever device."""
+
+    config: ModelConfig
+    dtype: torch.dtype
+
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """Token ids [num_tokens] int64 to hidden states [num_tokens, hidden_size]."""
+
+    def project(
+        self, layer: int, hidden: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries, keys and values of a layer after bias and q/k norm, before RoPE.
+
+        Returns:
+            q [num_tokens, num_qo_heads, head_dim], k and v [num_tokens, num_kv_heads, head_dim].
+        """
+
+    def finish_layer(
+        self, layer: int, hidden: torch.Tensor, attention: torch.Tensor
+    ) -> torch.Tensor:
+        """Output projection, residuals and MLP; `hidden` is updated in place and returned.
+
+        Args:
+            layer: Which layer.
+            hidden: The layer's input [num_tokens, hidden_size].
+            attention: [num_tokens, num_qo_heads, head_dim].
+        """
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Next-token logits [num_tokens, vocab_size] float32."""
+
+
 class Decoder:
-    """Weights and the arithmetic between two attentions.
+    """`DecoderPart` on the CPU.
 
     Args:
         config: Shape of the model.
@@ -60,29 +94,18 @@ class Decoder:
     ) -> None:
         self.config = config
         self.dtype = dtype
-        take = _Taker(weights, dtype)
-        hidden = config.hidden_size
-        self._embedding = take("model.embed_tokens.weight", config.vocab_size, hidden)
-        self._norm = take("model.norm.weight", hidden)
-        self._head = (
-            self._embedding
-            if config.tie_embeddings
-            else take("lm_head.weight", config.vocab_size, hidden)
-        )
-        self._layers = [_layer(take, config, number) for number in range(config.num_layers)]
+        parts = read_weights(config, weights, dtype, torch.device("cpu"))
+        self._embedding, self._norm, self._head = parts.embedding, parts.norm, parts.head
+        self._layers = [parts.layer(number) for number in range(config.num_layers)]
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        """Token ids [num_tokens] int64 to hidden states [num_tokens, hidden_size]."""
+        """See `DecoderPart.embed`."""
         return F.embedding(ids, self._embedding)
 
     def project(
         self, layer: int, hidden: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Queries, keys and values of a layer after bias and q/k norm, before RoPE.
-
-        Returns:
-            q [num_tokens, num_qo_heads, head_dim], k and v [num_tokens, num_kv_heads, head_dim].
-        """
+        """See `DecoderPart.project`."""
         w, config = self._layers[layer], self.config
         x = rms_norm(hidden, w.input_norm, config.norm_eps)
         shape = (hidden.shape[0], -1, config.head_dim)
@@ -97,13 +120,7 @@ class Decoder:
     def finish_layer(
         self, layer: int, hidden: torch.Tensor, attention: torch.Tensor
     ) -> torch.Tensor:
-        """Output projection, residuals and MLP; `hidden` is updated in place and returned.
-
-        Args:
-            layer: Which layer.
-            hidden: The layer's input [num_tokens, hidden_size].
-            attention: [num_tokens, num_qo_heads, head_dim].
-        """
+        """See `DecoderPart.finish_layer`."""
         w = self._layers[layer]
         hidden += F.linear(attention.flatten(1).to(self.dtype), w.o, w.o_bias)
         for rows in torch.split(hidden, MLP_ROWS):
@@ -114,7 +131,7 @@ class Decoder:
         return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Next-token logits [num_tokens, vocab_size] float32."""
+        """See `DecoderPart.logits`."""
         return F.linear(rms_norm(hidden, self._norm, self.config.norm_eps), self._head).float()
 
 
@@ -125,12 +142,55 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return (wide * scale).to(x.dtype) * weight
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderWeights:
+    """A checkpoint's tensors in the wanted type; layers are taken one at a time."""
+
+    embedding: torch.Tensor
+    norm: torch.Tensor
+    head: torch.Tensor
+    config: ModelConfig
+    take: _Taker
+
+    def layer(self, number: int) -> LayerWeights:
+        """Takes layer `number`."""
+        return _layer(self.take, self.config, number)
+
+
+def read_weights(
+    config: ModelConfig,
+    weights: Mapping[str, torch.Tensor],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> DecoderWeights:
+    """Takes what is outside the layers.
+
+    Raises:
+        ModelError: a tensor is missing or has the wrong shape.
+    """
+    take = _Taker(weights, dtype, device)
+    hidden = config.hidden_size
+    embedding = take("model.embed_tokens.weight", config.vocab_size, hidden)
+    return DecoderWeights(
+        embedding=embedding,
+        norm=take("model.norm.weight", hidden),
+        head=embedding
+        if config.tie_embeddings
+        else take("lm_head.weight", config.vocab_size, hidden),
+        config=config,
+        take=take,
+    )
+
+
 class _Taker:
     """Takes tensors out of a checkpoint with their expected shapes."""
 
-    def __init__(self, weights: Mapping[str, torch.Tensor], dtype: torch.dtype) -> None:
+    def __init__(
+        self, weights: Mapping[str, torch.Tensor], dtype: torch.dtype, device: torch.device
+    ) -> None:
         self._weights = weights
         self._dtype = dtype
+        self._device = device
 
     def __call__(self, name: str, *shape: int) -> torch.Tensor:
         if name not in self._weights:
@@ -138,7 +198,7 @@ class _Taker:
         tensor = self._weights[name]
         if tuple(tensor.shape) != shape:
             raise ModelError(f"{name} is {list(tensor.shape)} where the config says {list(shape)}")
-        return tensor.to(self._dtype)
+        return tensor.to(self._device, self._dtype)
 
     def optional(self, wanted: bool, name: str, *shape: int) -> torch.Tensor | None:
         return self(name, *shape) if wanted else None

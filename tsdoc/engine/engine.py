@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from tsdoc.engine.decoder import Decoder
+from tsdoc.engine.decoder import DecoderPart
 from tsdoc.engine.forward import Runner, chunk_bounds
 from tsdoc.engine.generate import Generation, GenerationConfig
 from tsdoc.engine.kv import KVPiece
 from tsdoc.engine.selection_cache import MAX_HITS
 from tsdoc.errors import UsageError
-from tsdoc.kernels.interface import DeviceCache
+from tsdoc.kernels.interface import Backend, DeviceCache, Pending
 from tsdoc.kernels.rope import make_rope_table
 from tsdoc.kernels.selection import SelectionConfig
-from tsdoc.kernels.torch_cache import TorchCache
+from tsdoc.kernels.torch_cache import TorchBackend
 
 
 class Engine:
@@ -29,6 +30,7 @@ class Engine:
         max_tokens: Longest prompt with question and answer this engine will see; with a budget
             that covers it, attention is full.
         question_chunk_size: Largest question chunk that will be used.
+        backend: Device of decoder and caches; by default the CPU.
 
     Raises:
         UsageError: the attended tokens would not fit the model's trained window.
@@ -36,11 +38,12 @@ class Engine:
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: DecoderPart,
         selection: SelectionConfig,
         *,
         max_tokens: int,
         question_chunk_size: int,
+        backend: Backend | None = None,
     ) -> None:
         chunk = max(selection.chunk_size, question_chunk_size)
         budget = selection.n_init + selection.top_k + selection.n_local + chunk + MAX_HITS
@@ -53,17 +56,14 @@ class Engine:
                 hint=f"Lower top_k by {needed - window} or choose a model with a longer window.",
             )
         positions = max(needed, selection.n_local + chunk)
-        rope = make_rope_table(decoder.config.rope, decoder.config.head_dim, positions)
+        config = decoder.config
+        self.backend = backend or TorchBackend(num_kv_heads=config.num_kv_heads)
+        rope = make_rope_table(config.rope, config.head_dim, positions, self.backend.device)
         self.runner = Runner(decoder=decoder, selection=selection, rope=rope)
 
     def cache(self, pieces: Sequence[KVPiece]) -> DeviceCache:
         """A device cache over `pieces`, which cover the prompt without gaps."""
-        return TorchCache(
-            pieces,
-            self.runner.rope,
-            self.runner.selection,
-            num_kv_heads=self.runner.decoder.config.num_kv_heads,
-        )
+        return self.backend.cache(pieces, self.runner.rope, self.runner.selection)
 
     def prefill(
         self,
@@ -84,19 +84,39 @@ class Engine:
             ids: All token ids of the prompt.
             start: First token to compute: 0, a chunk boundary, or len(ids).
             prefill_block: Tokens that go through the layers together.
-            on_block: Called with the block's end once its K and V are written.
+            on_block: Called with the block's end once its K and V are written to `pieces`.
+
+        Raises:
+            ResourceError: the device cannot hold the prompt.
+            CorruptPageError: a page of [0, start) does not match its checksum.
         """
         cache = self.cache(pieces)
+        cache.load(start)
         chunk_size = self.runner.selection.chunk_size
-        for first, last in chunk_bounds(start, len(ids), prefill_block):
-            self.runner.run_chunks(
-                cache,
-                torch.from_numpy(ids[first:last].astype(np.int64)),
-                first,
-                chunk_bounds(first, last, chunk_size),
-                need_logits=False,
-            )
-            on_block(last)
+        pending: deque[tuple[int, Pending]] = deque()
+
+        def finish_all_but(count: int) -> None:
+            while len(pending) > count:
+                end, saved = pending[0]
+                saved.wait()
+                pending.popleft()
+                on_block(end)
+
+        try:
+            for first, last in chunk_bounds(start, len(ids), prefill_block):
+                self.runner.run_chunks(
+                    cache,
+                    torch.from_numpy(ids[first:last].astype(np.int64)),
+                    first,
+                    chunk_bounds(first, last, chunk_size),
+                    need_logits=False,
+                )
+                pending.append((last, cache.save(first, last)))
+                finish_all_but(self.backend.save_ahead)
+            finish_all_but(0)
+        finally:
+            for _, saved in pending:
+                saved.abandon()
 
     def generate(
         self,
@@ -109,9 +129,11 @@ class Engine:
 
         `pieces` hold [0, start) and have room for the question and the answer behind it.
         """
+        cache = self.cache(pieces)
+        cache.load(start)
         return Generation(
             runner=self.runner,
-            cache=self.cache(pieces),
+            cache=cache,
             question=question,
             start=start,
             config=config,

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import torch
 
-from tsdoc.engine.decoder import Decoder
+from tsdoc.engine.decoder import DecoderPart
 from tsdoc.engine.selection_cache import SelectionCache
-from tsdoc.kernels.interface import DeviceCache
+from tsdoc.kernels.interface import DeviceCache, DeviceDecode
 from tsdoc.kernels.rope import RopeTable
 from tsdoc.kernels.selection import SelectionConfig, chunk_range, selection_query
 
@@ -28,7 +28,7 @@ class Runner:
         rope: Table for every compact position these settings can produce.
     """
 
-    decoder: Decoder
+    decoder: DecoderPart
     selection: SelectionConfig
     rope: RopeTable
 
@@ -65,16 +65,10 @@ class Runner:
             cache.write(layer, start, k, v)
             if layer == last_layer and not need_logits:
                 return None
-            parts = [q[r.start - start : r.end - start] for r in ranges]
-            queries = torch.stack(
-                [selection_query(part, self.rope, config.n_local) for part in parts]
-            )
+            queries = cache.selection_queries(q, ranges)
             selected = cache.select(layer, queries, ranges, allowed)
-            outputs = [
-                cache.attend(layer, part, chosen, r)
-                for part, chosen, r in zip(parts, selected, ranges, strict=True)
-            ]
-            hidden = decoder.finish_layer(layer, hidden, torch.cat(outputs))
+            attention = cache.attend_chunks(layer, q, selected, ranges)
+            hidden = decoder.finish_layer(layer, hidden, attention)
         return decoder.logits(hidden[-1:]).squeeze(0)
 
     @torch.inference_mode()
@@ -107,6 +101,20 @@ class Runner:
                 reuse.remember(layer, query, window, whole=whole)
             hidden = decoder.finish_layer(layer, hidden, window.attend(q, position))
         return decoder.logits(hidden).squeeze(0)
+
+    @torch.inference_mode()
+    def run_device_step(self, decode: DeviceDecode, token: int) -> torch.Tensor:
+        """`run_step` where the device decides what is selected; logits [vocab_size]."""
+        decoder = self.decoder
+
+        def step(ids: torch.Tensor) -> torch.Tensor:
+            hidden = decoder.embed(ids)
+            for layer in range(decoder.config.num_layers):
+                attention = decode.attend(layer, *decoder.project(layer, hidden))
+                hidden = decoder.finish_layer(layer, hidden, attention)
+            return decoder.logits(hidden).squeeze(0)
+
+        return decode.run(step, token)
 
 
 def chunk_bounds(start: int, end: int, chunk_size: int, origin: int = 0) -> list[tuple[int, int]]:

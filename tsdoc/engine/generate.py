@@ -10,8 +10,8 @@ import torch
 
 from tsdoc.engine.forward import Ranges, Runner, chunk_bounds
 from tsdoc.engine.sampling import Sampler, SamplingConfig
-from tsdoc.engine.selection_cache import SelectionCache
-from tsdoc.kernels.interface import DeviceCache
+from tsdoc.engine.selection_cache import MAX_HITS, SelectionCache
+from tsdoc.kernels.interface import DeviceCache, DeviceDecode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class Generation:
     config: GenerationConfig
     tokens: list[int] = field(default_factory=list)
     finish_reason: Literal["stop", "length"] | None = None
-    reuse: SelectionCache = field(init=False)
+    reuse: SelectionCache | DeviceDecode = field(init=False)
 
     def __post_init__(self) -> None:
         self.reuse = SelectionCache(self.config.theta)
@@ -72,6 +72,11 @@ class Generation:
                 need_logits=last == position,
             )
         sampler = Sampler(config.sampling)
+        reuse = SelectionCache(config.theta)
+        decode = self.cache.start_decode(
+            position, theta=config.theta, max_hits=MAX_HITS, allowed=config.allowed
+        )
+        self.reuse = decode or reuse
         while logits is not None:
             token = sampler(logits)
             if token in config.stop_ids:
@@ -82,7 +87,10 @@ class Generation:
             if len(self.tokens) == config.max_new_tokens:
                 self.finish_reason = "length"
                 return
-            logits = self.runner.run_step(
-                self.cache, token, position, self.reuse, allowed=config.allowed
-            )
+            if decode is not None:
+                logits = self.runner.run_device_step(decode, token)
+            else:
+                logits = self.runner.run_step(
+                    self.cache, token, position, reuse, allowed=config.allowed
+                )
             position += 1

@@ -1,18 +1,22 @@
 """What the engine asks of a device: keep K and V of a prompt, select, attend.
 
-    write ──► select (scores → votes → top-k) ──► attend (gather → RoPE → attention)
+    load → write → select (scores, votes, top-k) → attend (gather, RoPE, attention) → save
 
-A backend owns the memory its pieces live in. Positions are absolute positions in the prompt.
+A backend owns the memory its caches live in. Positions are absolute positions in the prompt.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
 
-from tsdoc.kernels.selection import ChunkRange
+from tsdoc.engine.kv import KVPiece
+from tsdoc.kernels.rope import RopeTable
+from tsdoc.kernels.selection import ChunkRange, SelectionConfig
+
+Ranges = Sequence[tuple[int, int]]
 
 
 class Window(Protocol):
@@ -34,19 +38,75 @@ class Window(Protocol):
         """
 
 
+class Pending(Protocol):
+    """A range of positions on its way to the pieces."""
+
+    def wait(self) -> None:
+        """Returns once all of it has arrived; raises what writing it raised."""
+
+    def abandon(self) -> None:
+        """Returns when nothing is written any more, whether all of it has arrived or not."""
+
+
+class DeviceDecode(Protocol):
+    """The decode steps of one answer with the Selection Cache decided on the device."""
+
+    @property
+    def num_lookups(self) -> int:
+        """Selections asked for so far, over all layers."""
+
+    @property
+    def num_hits(self) -> int:
+        """Those that were answered by the last selection."""
+
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Stores K and V of the current token and attends from it: select, or reuse the window.
+
+        Args:
+            layer: Which layer.
+            q: [1, num_qo_heads, head_dim], before RoPE.
+            k: [1, num_kv_heads, head_dim].
+            v: Same.
+
+        Returns:
+            [1, num_qo_heads, head_dim].
+        """
+
+    def run(self, step: Callable[[torch.Tensor], torch.Tensor], token: int) -> torch.Tensor:
+        """Runs `step` (ids [1] on the device → logits) for the next token, as a graph if it can."""
+
+
 class DeviceCache(Protocol):
     """K and V of one prompt on a device, and the operations that read them."""
 
+    def load(self, end: int) -> None:
+        """Makes K and V of [0, end) available to the device.
+
+        Raises:
+            CorruptPageError: a page does not match its checksum.
+        """
+
+    def save(self, start: int, end: int) -> Pending:
+        """Begins to bring K and V of [start, end) into the pieces, where they are not there yet."""
+
     def write(self, layer: int, start: int, k: torch.Tensor, v: torch.Tensor) -> None:
         """Stores `k` and `v` [num_tokens, num_kv_heads, head_dim], without RoPE, as kv_dtype."""
+
+    def selection_queries(self, q: torch.Tensor, ranges: Sequence[ChunkRange]) -> torch.Tensor:
+        """Selection queries [num_chunks, num_qo_heads, head_dim] float32 of consecutive chunks.
+
+        Args:
+            q: [num_tokens, num_qo_heads, head_dim], before RoPE, of all chunks together.
+            ranges: One per chunk.
+        """
 
     def select(
         self,
         layer: int,
         queries: torch.Tensor,
         ranges: Sequence[ChunkRange],
-        allowed: Sequence[tuple[int, int]] | None = None,
-    ) -> list[torch.Tensor]:
+        allowed: Ranges | None = None,
+    ) -> Sequence[torch.Tensor]:
         """Selects, for several chunks at once, each among its own candidates.
 
         Args:
@@ -58,6 +118,15 @@ class DeviceCache(Protocol):
         Returns:
             Per chunk the selected positions [num_sets, num_selected], ascending.
         """
+
+    def attend_chunks(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        selected: Sequence[torch.Tensor],
+        ranges: Sequence[ChunkRange],
+    ) -> torch.Tensor:
+        """`attend` of consecutive chunks together: q and result [num_tokens, heads, head_dim]."""
 
     def attend(
         self, layer: int, q: torch.Tensor, selected: torch.Tensor, around: ChunkRange
@@ -77,3 +146,30 @@ class DeviceCache(Protocol):
 
     def open_window(self, layer: int, selected: torch.Tensor, around: ChunkRange) -> Window:
         """Gathers init, `selected` [num_sets, num_selected] and local before around.start."""
+
+    def start_decode(
+        self, position: int, *, theta: float | None, max_hits: int, allowed: Ranges | None
+    ) -> DeviceDecode | None:
+        """Decode steps from `position` on that need no host; None where the host decides."""
+
+
+class Backend(Protocol):
+    """A device that caches live on.
+
+    Attributes:
+        device: Where ids, RoPE tables and weights go.
+        save_ahead: Blocks that may be computed while an earlier one is still on its way to the
+            pieces.
+    """
+
+    device: torch.device
+    save_ahead: int
+
+    def cache(
+        self, pieces: Sequence[KVPiece], rope: RopeTable, config: SelectionConfig
+    ) -> DeviceCache:
+        """A cache over `pieces`, which cover the prompt without gaps.
+
+        Raises:
+            ResourceError: the device cannot hold it.
+        """

@@ -21,6 +21,7 @@ from tsdoc.kernels.selection import (
     ChunkRange,
     SelectionConfig,
     allowed_mask,
+    selection_query,
     top_indices,
     votes,
 )
@@ -65,6 +66,32 @@ def _with_room(rows: torch.Tensor) -> torch.Tensor:
     return buffer
 
 
+class Arrived:
+    """See `Pending`: what is written to the pieces is there at once."""
+
+    def wait(self) -> None:
+        """See `Pending.wait`."""
+
+    def abandon(self) -> None:
+        """See `Pending.abandon`."""
+
+
+class TorchBackend:
+    """See `Backend`: the CPU; K and V stay in the pieces."""
+
+    save_ahead = 0
+
+    def __init__(self, *, num_kv_heads: int) -> None:
+        self.device = torch.device("cpu")
+        self._num_kv_heads = num_kv_heads
+
+    def cache(
+        self, pieces: Sequence[KVPiece], rope: RopeTable, config: SelectionConfig
+    ) -> TorchCache:
+        """See `Backend.cache`."""
+        return TorchCache(pieces, rope, config, num_kv_heads=self._num_kv_heads)
+
+
 class TorchCache:
     """K and V of one prompt over `pieces`, on the CPU.
 
@@ -89,6 +116,13 @@ class TorchCache:
         self._num_kv_heads = num_kv_heads
         self._shared: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
 
+    def load(self, end: int) -> None:
+        """See `DeviceCache.load`: pieces are read, and checked, where they lie."""
+
+    def save(self, start: int, end: int) -> Arrived:
+        """See `DeviceCache.save`."""
+        return Arrived()
+
     def write(self, layer: int, start: int, k: torch.Tensor, v: torch.Tensor) -> None:
         """See `DeviceCache.write`."""
         end = start + k.shape[0]
@@ -97,6 +131,12 @@ class TorchCache:
             outside = slice(first - start, last - start)
             keys, values = self._rows(piece, layer)
             keys[inside], values[inside] = k[outside], v[outside]
+
+    def selection_queries(self, q: torch.Tensor, ranges: Sequence[ChunkRange]) -> torch.Tensor:
+        """See `DeviceCache.selection_queries`."""
+        first = ranges[0].start
+        parts = [q[r.start - first : r.end - first] for r in ranges]
+        return torch.stack([selection_query(p, self.rope, self._config.n_local) for p in parts])
 
     def select(
         self,
@@ -111,7 +151,8 @@ class TorchCache:
         chosen: list[torch.Tensor | None] = [None] * len(ranges)
         scored: list[int] = []
         for at, r in enumerate(ranges):
-            if allowed is None and r.num_candidates <= config.top_k:
+            # What is scored begins at n_init, since a chunk before it has no candidates.
+            if r.num_candidates == 0 or (allowed is None and r.num_candidates <= config.top_k):
                 chosen[at] = torch.arange(r.init_end, r.local_start).expand(num_sets, -1)
             else:
                 scored.append(at)
@@ -162,6 +203,32 @@ class TorchCache:
             return torch.empty(num_sets, 0, dtype=torch.int64)
         ballots = votes(scores, self._config, num_selected=count, num_kv_heads=self._num_kv_heads)
         return torch.stack([top_indices(row, count) for row in ballots]) + around.init_end
+
+    def attend_chunks(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        selected: Sequence[torch.Tensor],
+        ranges: Sequence[ChunkRange],
+    ) -> torch.Tensor:
+        """See `DeviceCache.attend_chunks`."""
+        first = ranges[0].start
+        return torch.cat(
+            [
+                self.attend(layer, q[r.start - first : r.end - first], chosen, r)
+                for chosen, r in zip(selected, ranges, strict=True)
+            ]
+        )
+
+    def start_decode(
+        self,
+        position: int,
+        *,
+        theta: float | None,
+        max_hits: int,
+        allowed: Sequence[tuple[int, int]] | None,
+    ) -> None:
+        """See `DeviceCache.start_decode`: the host decides."""
 
     def attend(
         self, layer: int, q: torch.Tensor, selected: torch.Tensor, around: ChunkRange
@@ -218,7 +285,7 @@ class TorchCache:
         """K and V of a piece as tensors [capacity, num_kv_heads, head_dim] on its own memory."""
         key = (piece.start, layer)
         if key not in self._shared:
-            self._shared[key] = (_as_tensor(piece.keys(layer)), _as_tensor(piece.values(layer)))
+            self._shared[key] = (as_tensor(piece.keys(layer)), as_tensor(piece.values(layer)))
         return self._shared[key]
 
     def _covering(self, start: int, end: int) -> list[tuple[KVPiece, int, int]]:
@@ -230,7 +297,7 @@ class TorchCache:
         return [(piece, first, last) for piece, first, last in shares if first < last]
 
 
-def _as_tensor(array: npt.NDArray[Any]) -> torch.Tensor:
+def as_tensor(array: npt.NDArray[Any]) -> torch.Tensor:
     """Shares memory with `array`; uint16 holds bfloat16 bit patterns."""
     with warnings.catch_warnings():
         # Committed pages are mapped read-only, and nothing here writes to them.

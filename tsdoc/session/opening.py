@@ -9,7 +9,8 @@ from tsdoc.errors import StoreError
 from tsdoc.home import Home
 from tsdoc.ingest.options import IngestOptions
 from tsdoc.ingest.sources import check_complete, fingerprint_sources, read_sources
-from tsdoc.models.locate import locate_model
+from tsdoc.kernels.devices import device_bytes
+from tsdoc.models.locate import locate_model, real_access
 from tsdoc.progress import Reporter
 from tsdoc.prompt.assemble import build_prompt
 from tsdoc.prompt.chat import ChatTemplate, load_template
@@ -49,6 +50,7 @@ def open_session(
         offline=offline,
         confirm=lambda plan: reporter.confirm(plan.question),
         on_progress=_stages(reporter),
+        access=real_access(lambda: device_bytes(settings.engine.device)),
     )
     for sentence in (model.announcement, model.note):
         if sentence:

@@ -13,20 +13,20 @@ from tsdoc.engine.kv import MemoryPiece
 from tsdoc.errors import CorruptPageError
 from tsdoc.home import Home
 from tsdoc.ingest.document import Document, IngestWarning
+from tsdoc.kernels.devices import Device, resolve_device
 from tsdoc.models.locate import LocatedModel
 from tsdoc.progress import Reporter
 from tsdoc.prompt.assemble import Prompt
 from tsdoc.prompt.chat import ChatTemplate
 from tsdoc.prompt.tokenizer import TextTokenizer
 from tsdoc.session.limits import check_length
-from tsdoc.session.loading import load_decoder, resolve_compute_dtype
+from tsdoc.session.loading import LoadedModel, load_model, resolve_compute_dtype
 from tsdoc.session.prefill import Prefill, PromptKV
 from tsdoc.session.results import Answer, Estimate, Prepared
 from tsdoc.settings import Settings
 from tsdoc.store.key import KVShape, ModelKey
 
 if TYPE_CHECKING:
-    from tsdoc.engine.decoder import Decoder
     from tsdoc.engine.engine import Engine
     from tsdoc.engine.generate import GenerationConfig
     from tsdoc.store import Store
@@ -58,19 +58,21 @@ class Session:
     times_s: dict[str, float]
     _job: Prefill = field(init=False)
     _kv: PromptKV | None = field(default=None, init=False)
-    _decoder: Decoder | None = field(default=None, init=False)
+    _loaded: LoadedModel | None = field(default=None, init=False)
+    _device: Device = field(init=False)
     _num_answers: int = field(default=0, init=False)
     _resources: ExitStack = field(default_factory=ExitStack, init=False)
 
     def __post_init__(self) -> None:
         config, settings = self.model.config, self.settings
+        self._device = resolve_device(settings.engine.device)
         self._job = Prefill(
             store=_open_store(settings, self.home, self.reporter),
             key=ModelKey(
                 model=self.model.fingerprint,
                 rope=repr(config.rope),
                 kv_dtype=settings.engine.kv_dtype,
-                compute_dtype=resolve_compute_dtype(settings.engine, self.model),
+                compute_dtype=resolve_compute_dtype(settings.engine, self.model, self._device),
                 **settings.selection.model_dump(),
             ),
             shape=KVShape(
@@ -191,17 +193,22 @@ class Session:
         from tsdoc.engine.engine import Engine
         from tsdoc.kernels.selection import SelectionConfig
 
-        if self._decoder is None:
+        if self._loaded is None:
             begun = time.perf_counter()
-            self._decoder = load_decoder(
-                self.model, self.settings.engine, self._job.key.compute_dtype
+            self._loaded = load_model(
+                self.model,
+                self.settings.engine,
+                self._job.key.compute_dtype,
+                self._device,
+                keep=self._job.store is not None,
             )
             self.times_s["model_load"] = time.perf_counter() - begun
         return Engine(
-            self._decoder,
+            self._loaded.decoder,
             SelectionConfig(**self.settings.selection.model_dump()),
             max_tokens=max_tokens,
             question_chunk_size=self.settings.engine.question_chunk_size,
+            backend=self._loaded.backend,
         )
 
     def _generation_config(self) -> GenerationConfig:

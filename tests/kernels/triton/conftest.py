@@ -8,11 +8,9 @@ import os
 import pytest
 import torch
 
-if not torch.cuda.is_available():
-    # Read when a kernel is defined, so it is set before any of them is imported.
-    os.environ["TRITON_INTERPRET"] = "1"
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # set by tests/conftest.py
 
-if importlib.util.find_spec("triton") and not torch.cuda.is_available():
+if importlib.util.find_spec("triton") and INTERPRETED:
     from triton.runtime import interpreter
 
     # The interpreter makes loop bounds of arrays of one element with int(), which numpy refuses.
@@ -27,10 +25,15 @@ if importlib.util.find_spec("triton") and not torch.cuda.is_available():
 collect_ignore_glob = [] if importlib.util.find_spec("triton") else ["test_*.py"]
 
 
+def check_mode(where: str) -> None:
+    """Kernels are defined once per process, for the interpreter or for CUDA."""
+    if where == "interpreter" and not INTERPRETED:
+        pytest.skip("the kernels of this process are compiled for CUDA")
+
+
 @pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> torch.device:
-    if request.param == "interpreter" and torch.cuda.is_available():
-        pytest.skip("the kernels of this process are compiled for CUDA")
+    check_mode(request.param)
     return torch.device("cpu" if request.param == "interpreter" else "cuda")
 
 
@@ -44,6 +47,5 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 def place(request: pytest.FixtureRequest) -> tuple[torch.device, torch.dtype]:
     """Device and type of operands; the interpreter knows float32 alone."""
     where, dtype = request.param.split("-")
-    if where == "interpreter" and torch.cuda.is_available():
-        pytest.skip("the kernels of this process are compiled for CUDA")
+    check_mode(where)
     return torch.device("cpu" if where == "interpreter" else "cuda"), getattr(torch, dtype)

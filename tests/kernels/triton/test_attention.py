@@ -8,10 +8,11 @@ import torch
 from tests.kernels.triton.cases import Poison, assert_close, make_pool, make_rope
 from tsdoc.engine.decoder import rms_norm as reference_rms_norm
 from tsdoc.kernels.attention import reference_attention
-from tsdoc.kernels.triton.attention import attend_rows
+from tsdoc.kernels.triton.attention import attend_equal_chunks, attend_rows, rotate_queries
 from tsdoc.kernels.triton.decode_attention import attend_window
 from tsdoc.kernels.triton.elementwise import reference_silu_mul, rms_norm, silu_mul
 from tsdoc.kernels.triton.gather import gather_rotated, reference_gather
+from tsdoc.kernels.triton.gemv import multiply_row
 from tsdoc.kernels.triton.store import reference_store_kv, store_kv
 
 SHAPES = [(1, 1, 64), (2, 3, 80), (2, 7, 128), (1, 8, 96), (4, 1, 256)]
@@ -163,3 +164,61 @@ def test_element_wise_kernels_equal_plain_torch(
     Poison(monkeypatch)
     assert_close(rms_norm(wide[:, :size], weight, 1e-6), expected, "rows", dtype)
     assert_close(silu_mul(wide), gated, "rows", dtype)
+
+
+@pytest.mark.parametrize("size", [16, 63, 100, 1000])
+@pytest.mark.parametrize("num_rows", [1, 63, 100])
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_row_products_equal_plain_torch(
+    place: Place, size: int, num_rows: int, has_bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device, dtype = place
+    generator = torch.Generator().manual_seed(size + num_rows)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return (torch.randn(*shape, generator=generator) / shape[-1] ** 0.5).to(device, dtype)
+
+    x, weight, joint = draw(1, size), draw(num_rows, size), draw(2 * num_rows, size)
+    norm, residual = 1 + draw(size), draw(1, num_rows)
+    bias = draw(2 * num_rows) if has_bias else None
+    own = bias[:num_rows] if bias is not None else None
+    normed = reference_rms_norm(x, norm, 1e-6)
+    linear = torch.nn.functional.linear
+    added = residual.float() + linear(x, weight, own).float()
+    gated = reference_silu_mul(linear(normed, joint, bias))
+    plain = linear(normed, weight, own)
+    Poison(monkeypatch)
+    assert_close(multiply_row(x, weight, own, norm=norm, eps=1e-6), plain, "products", dtype)
+    actual = multiply_row(x, joint, bias, norm=norm, eps=1e-6, gated=True)
+    assert_close(actual, gated, "products", dtype)
+    assert_close(multiply_row(x, weight, own, add_to=residual), added, "products", dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(2, 3, 64), (2, 7, 128), (1, 8, 96), (4, 1, 80)])
+@pytest.mark.parametrize(("num_before", "chunk_len"), [(1, 64), (100, 100), (257, 512)])
+@pytest.mark.parametrize("is_rotated", [True, False])
+def test_equal_chunks_go_through_fused_attention(
+    shape: tuple[int, int, int], num_before: int, chunk_len: int, is_rotated: bool
+) -> None:
+    device, dtype = torch.device("cuda"), torch.bfloat16
+    num_kv, group, head_dim = shape
+    rope = make_rope(head_dim, device, 1024)
+    generator = torch.Generator().manual_seed(head_dim)
+    fused = torch.randn(3 * chunk_len, num_kv * group + 2, head_dim, generator=generator)
+    q = fused.to(device, dtype)[:, : num_kv * group]
+    longest = num_before + chunk_len
+    k, v = (
+        torch.randn(3, num_kv, longest, head_dim, generator=generator).to(device, dtype)
+        for _ in range(2)
+    )
+    meta = torch.tensor([(0, 0, 0, num_before)] * 3, dtype=torch.int32, device=device)
+    bounds = torch.tensor(
+        [(i * chunk_len, chunk_len) for i in range(3)], dtype=torch.int32, device=device
+    )
+    rotated = rotate_queries(q, meta, bounds, rope, longest=chunk_len) if is_rotated else None
+    actual = attend_equal_chunks(
+        q, k, v, meta, bounds, rope, num_before=num_before, chunk_len=chunk_len, rotated=rotated
+    )
+    expected = attend_rows(q.float(), k.float(), v.float(), meta, bounds, rope, longest=chunk_len)
+    assert_close(actual, expected, "attention", dtype)

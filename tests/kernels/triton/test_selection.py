@@ -57,8 +57,14 @@ def test_selection_queries_equal_the_reference(
     q = fused.to(device, dtype)[:, :3]  # as a slice of a joint projection
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
     bounds = torch.tensor(list(zip(starts, sizes, strict=True)), dtype=torch.int32, device=device)
+    places = [7 + 30 * i for i in range(len(sizes))]
+    meta = torch.tensor([(0, 0, 0, p) for p in places], dtype=torch.int32, device=device)
+    rotated = torch.full_like(q, torch.nan, memory_format=torch.contiguous_format)
     Poison(monkeypatch)
-    actual = selection_queries(q, bounds, rope, n_local=12)
+    actual = selection_queries(q, bounds, rope, n_local=12, meta=meta, rotated=rotated)
+    for s, n, p in zip(starts, sizes, places, strict=True):
+        heads = rope.rotate(q[s : s + n].float().transpose(0, 1), slice(p, p + n))
+        assert_close(rotated[s : s + n].transpose(0, 1), heads, "rows", dtype)
     expected = torch.stack(
         [selection_query(q[s : s + n], rope, 12) for s, n in zip(starts, sizes, strict=True)]
     )
@@ -79,22 +85,16 @@ def test_votes_of_a_block_equal_the_reference(
     config = dataclasses.replace(CONFIG, sets=sets)  # type: ignore[arg-type]
     pool = make_pool(starts[-1], num_kv, head_dim, device, dtype)
     ranges = [chunk_range(s, s + 16, config) for s in starts]
-    q = torch.randn(
-        len(starts), num_kv * group, head_dim, generator=torch.Generator().manual_seed(2)
-    )
-    scale = head_dim**-0.5 * LOG2_E  # what the kernel is given is rounded after scaling
-    q = ((q * scale).to(dtype).float() / scale).to(device)
+    generator = torch.Generator().manual_seed(2)
+    q = torch.randn(len(starts), num_kv * group, head_dim, generator=generator).to(device, dtype)
     Poison(monkeypatch)
-    planes = block_votes(
+    actual = block_votes(
         q, pool.keys, pool.page_table, make_meta(ranges, [20] * len(starts), device),
         low=ranges[-1].init_end, common_high=min(r.local_start for r in ranges),
         high=max(r.local_start for r in ranges), per_kv_head=sets == "per_kv_head", num_sms=2,
-        tuning=ScoreTuning(heads_per_program=2),
+        tuning=ScoreTuning(votes_tiles=2, stats_block=64, votes_block=64),
     )  # fmt: skip
-    actual = planes if sets == "per_kv_head" else planes.sum(0, keepdim=True)
-    given = (
-        q if dtype == torch.float32 else ((q.to(dtype).float() * scale).to(dtype).float() / scale)
-    )
+    given = rounded(q)
     for number, r in enumerate(ranges):
         expected = reference_votes(given[number], pool.k, r, config)
         found = actual[:, number, r.init_end : r.local_start]
@@ -106,7 +106,7 @@ def test_many_chunks_of_a_block_are_scored_in_batches(place: Place) -> None:
     pool = make_pool(700, 2, 64, device, dtype)
     ranges = [chunk_range(s, s + 16, CONFIG) for s in range(0, 640, 16)]
     q = torch.randn(40, 10, 64, generator=torch.Generator().manual_seed(3)).to(device, dtype)
-    planes = block_votes(
+    actual = block_votes(
         q, pool.keys, pool.page_table, make_meta(ranges, [0] * 40, device),
         low=4, common_high=0, high=ranges[-1].local_start, per_kv_head=False, num_sms=3,
     )  # fmt: skip
@@ -114,7 +114,7 @@ def test_many_chunks_of_a_block_are_scored_in_batches(place: Place) -> None:
     for number in (2, 3, 20, 39):
         r = ranges[number]
         expected = reference_votes(given[number], pool.k, r, CONFIG)
-        found = planes.sum(0)[number, r.init_end : r.local_start]
+        found = actual[0, number, r.init_end : r.local_start]
         assert_close(found, expected[0], "votes", dtype)
 
 
@@ -128,14 +128,14 @@ def test_forbidden_candidates_get_no_vote(place: Place, soft: bool) -> None:
     free[[7, 50, 51, 200, 236, 237]] = True
     prefix = torch.cat((torch.zeros(1), free.cumsum(0))).int().to(device)
     config = dataclasses.replace(CONFIG, function="head_soft_vote" if soft else "topk")
-    planes = block_votes(
+    actual = block_votes(
         q, pool.keys, pool.page_table, make_meta(ranges, [5, 6], device),
         low=4, common_high=238, high=254, per_kv_head=False, soft=soft, allowed=prefix,
     )  # fmt: skip
     given = rounded(q, soft=soft)
     for number, r in enumerate(ranges):
         expected = reference_votes(given[number], pool.k, r, config, ~free)[0]
-        found = planes.sum(0)[number, r.init_end : r.local_start]
+        found = actual[0, number, r.init_end : r.local_start]
         assert_close(found.clamp_min(-1e9), expected.clamp_min(-1e9), "rows", torch.float32)
 
 
@@ -155,7 +155,7 @@ def test_votes_of_a_decode_query_equal_the_reference(
     q = q.to(device, dtype)
     skip = torch.zeros(1, dtype=torch.int32, device=device)
     Poison(monkeypatch)
-    actual = decode_votes(
+    actual, _ = decode_votes(
         q, pool.keys, pool.page_table, make_meta([r], [20], device), skip,
         length=1280, per_kv_head=sets == "per_kv_head", num_sms=3,
     )  # fmt: skip
@@ -181,9 +181,9 @@ def test_top_k_is_exact_and_ascending_with_ties_to_the_lower_index(
 ) -> None:
     generator = torch.Generator().manual_seed(length)
     rows = [(4, length), (4, length - 3), (9, 20)]
-    planes = torch.full((1, 3, -(-length // 256) * 256), torch.nan)
+    given_votes = torch.full((1, 3, -(-length // 256) * 256), torch.nan)
     for number, (low, high) in enumerate(rows):
-        planes[0, number, low:high] = VALUES[name](high - low, generator)
+        given_votes[0, number, low:high] = VALUES[name](high - low, generator)
     counts = [min(top_k, high - low) for low, high in rows]
     meta = torch.tensor(
         [(low, high, count, 0) for (low, high), count in zip(rows, counts, strict=True)],
@@ -191,29 +191,25 @@ def test_top_k_is_exact_and_ascending_with_ties_to_the_lower_index(
     )  # fmt: skip
     Poison(monkeypatch)
     monkeypatch.setattr("tsdoc.kernels.triton.topk.LEAST_BLOCK", 256)
-    actual = select_top(planes.to(device), meta, top_k=top_k, per_kv_head=False)
+    actual = select_top(given_votes.to(device), meta, top_k=top_k)
     for number, (low, high) in enumerate(rows):
-        expected = top_indices(planes[0, number, low:high], counts[number]) + low
+        expected = top_indices(given_votes[0, number, low:high], counts[number]) + low
         assert actual[number, 0, : counts[number]].tolist() == expected.tolist()
 
 
-@pytest.mark.parametrize("per_kv_head", [True, False])
 @pytest.mark.parametrize("smoothing", [1, 3, 5])
-def test_planes_are_summed_or_selected_from_apart_and_smoothed(
-    device: torch.device, per_kv_head: bool, smoothing: int, monkeypatch: pytest.MonkeyPatch
+def test_sets_are_selected_apart_and_votes_are_smoothed(
+    device: torch.device, smoothing: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     generator = torch.Generator().manual_seed(smoothing)
-    planes = torch.rand(2, 2, 512, generator=generator)
-    planes[:, :, 100:140] = -torch.inf
+    given_votes = torch.rand(2, 2, 512, generator=generator)
+    given_votes[:, :, 100:140] = -torch.inf
     rows = [(4, 470), (4, 500)]
     meta = torch.tensor([(low, high, 20, 0) for low, high in rows], dtype=torch.int32)
     Poison(monkeypatch)
-    actual = select_top(
-        planes.to(device), meta.to(device), top_k=20, per_kv_head=per_kv_head, smoothing=smoothing
-    )
+    actual = select_top(given_votes.to(device), meta.to(device), top_k=20, smoothing=smoothing)
     for number, (low, high) in enumerate(rows):
-        own = planes[:, number, low:high]
-        own = own if per_kv_head else own.sum(0, keepdim=True)
+        own = given_votes[:, number, low:high]
         pooled = torch.nn.functional.max_pool1d(own[None], smoothing, 1, smoothing // 2)[0]
         pooled[own == -torch.inf] = -torch.inf
         expected = torch.stack([top_indices(row, 20) for row in pooled]) + low
@@ -221,10 +217,10 @@ def test_planes_are_summed_or_selected_from_apart_and_smoothed(
 
 
 def test_nothing_is_computed_on_a_hit(device: torch.device) -> None:
-    planes = torch.rand(1, 1, 256).to(device)
+    given_votes = torch.rand(1, 1, 256).to(device)
     meta = torch.tensor([[4, 200, 20, 0]], dtype=torch.int32, device=device)
     skip = torch.ones(1, dtype=torch.int32, device=device)
     with pytest.MonkeyPatch.context() as patch:
         Poison(patch)
-        out = select_top(planes, meta, top_k=20, per_kv_head=False, skip=skip)
+        out = select_top(given_votes, meta, top_k=20, skip=skip)
     assert (out == -1).all()

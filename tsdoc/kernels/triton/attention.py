@@ -16,10 +16,10 @@ from tsdoc.kernels.triton.tiles import LOG2_E, padded, precision
 class AttentionTuning:
     """Tile sizes; any choice gives the same result up to rounding."""
 
-    block_m: int = 128
-    block_n: int = 128
-    num_warps: int = 8
-    num_stages: int = 2
+    block_m: int = 64
+    block_n: int = 64
+    num_warps: int = 4
+    num_stages: int = 3
 
 
 @triton.jit
@@ -47,6 +47,39 @@ def load_rotated(
     sin = tl.load(sin_ptr + table, mask=mask, other=0.0)
     turned = other.to(tl.float32) * sin * sign[None, :]
     return (own.to(tl.float32) * cos + turned) * scale
+
+
+@triton.jit
+def _rotate_kernel(
+    q_ptr,  # [num_tokens, NUM_HEADS, HEAD_DIM], tokens q_stride apart
+    out_ptr,  # [num_tokens, NUM_HEADS, HEAD_DIM]
+    meta_ptr,  # [num_chunks, 4] int32: init_end, local_start, num_selected, num_before
+    bounds_ptr,  # [num_chunks, 2] int32: first token and number of tokens, within q
+    cos_ptr,  # [num_positions, HEAD_DIM] float32
+    sin_ptr,  # same
+    q_stride,
+    NUM_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+):
+    token, chunk = tl.program_id(0), tl.program_id(1)
+    if token >= tl.load(bounds_ptr + 2 * chunk + 1):
+        return
+    row = (tl.load(bounds_ptr + 2 * chunk) + token).to(tl.int64)
+    place = tl.load(meta_ptr + 4 * chunk + 3) + token
+    HALF: tl.constexpr = HEAD_DIM // 2
+    dims = tl.arange(0, BLOCK_H)
+    heads = tl.arange(0, BLOCK_Q)
+    mask = (heads < NUM_HEADS)[:, None] & (dims < HALF)[None, :]
+    at = heads[:, None] * HEAD_DIM + dims[None, :]
+    a = tl.load(q_ptr + row * q_stride + at, mask=mask).to(tl.float32)
+    b = tl.load(q_ptr + row * q_stride + at + HALF, mask=mask).to(tl.float32)
+    cos = tl.load(cos_ptr + place * HEAD_DIM + dims, mask=dims < HALF)[None, :]
+    sin = tl.load(sin_ptr + place * HEAD_DIM + dims, mask=dims < HALF)[None, :]
+    out = out_ptr + row * (NUM_HEADS * HEAD_DIM) + at
+    tl.store(out, (a * cos - b * sin).to(out_ptr.dtype.element_ty), mask=mask)
+    tl.store(out + HALF, (b * cos + a * sin).to(out_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -78,10 +111,17 @@ def _attention_kernel(
     bounds_ptr,  # [num_chunks, 2] int32: first token and number of tokens, within q
     cos_ptr,  # [num_positions, HEAD_DIM] float32
     sin_ptr,  # same
+    before_ptr,  # [num_chunks, num_heads, tokens, HEAD_DIM] attention over the rows before
+    lse_ptr,  # [num_chunks, num_heads, tokens] float32, its log-sum-exp
     scale,
     q_stride,
     num_rows,
     num_heads,
+    before_chunk,
+    before_head,
+    before_token,
+    lse_tokens,
+    OWN: tl.constexpr,  # q is rotated and the rows before are done: only the chunk's own square
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -100,18 +140,34 @@ def _attention_kernel(
     rows = start_m + tl.arange(0, BLOCK_M)
     dims = tl.arange(0, BLOCK_D)
     offsets = (first + rows).to(tl.int64) * q_stride + head * HEAD_DIM
-    q = load_rotated(
-        q_ptr, offsets, num_before + rows, rows < count, cos_ptr, sin_ptr, scale, HEAD_DIM, BLOCK_D
-    ).to(k_ptr.dtype.element_ty)
+    inside_q = (rows < count)[:, None] & (dims < HEAD_DIM)[None, :]
+    if OWN:
+        q = tl.load(q_ptr + offsets[:, None] + dims[None, :], mask=inside_q, other=0.0)
+        q = (q.to(tl.float32) * scale).to(k_ptr.dtype.element_ty)
+    else:
+        q = load_rotated(
+            q_ptr, offsets, num_before + rows, rows < count, cos_ptr, sin_ptr, scale,
+            HEAD_DIM, BLOCK_D,
+        ).to(k_ptr.dtype.element_ty)  # fmt: skip
     plane = (chunk * num_kv + head // GROUP).to(tl.int64) * num_rows * HEAD_DIM
-    peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    if OWN:
+        source = chunk.to(tl.int64) * before_chunk + head * before_head + rows * before_token
+        acc = tl.load(before_ptr + source[:, None] + dims[None, :], mask=inside_q, other=0.0)
+        acc = acc.to(tl.float32)
+        at_lse = (chunk * num_heads + head) * lse_tokens + rows
+        peak = tl.load(lse_ptr + at_lse, mask=rows < count, other=0.0) * 1.4426950408889634
+        total = tl.full([BLOCK_M], 1.0, tl.float32)
+    else:
+        acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+        peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
+        total = tl.zeros([BLOCK_M], tl.float32)
+    # Every row of this tile sees the keys up to its first row's.
+    begin = num_before if OWN else 0
+    whole = begin + (num_before + start_m + 1 - begin) // BLOCK_N * BLOCK_N
     columns = tl.arange(0, BLOCK_N)
     k_tile = k_ptr + plane + columns[None, :] * HEAD_DIM + dims[:, None]
     v_tile = v_ptr + plane + columns[:, None] * HEAD_DIM + dims[None, :]
-    whole = num_before // BLOCK_N * BLOCK_N
-    for at in range(0, whole, BLOCK_N):
+    for at in range(begin, whole, BLOCK_N):
         if BLOCK_D == HEAD_DIM:
             k = tl.load(k_tile + at * HEAD_DIM)
             v = tl.load(v_tile + at * HEAD_DIM)
@@ -139,8 +195,7 @@ def _attention_kernel(
         peak, total, acc = attend_tile(q, k, v, mask, peak, total, acc, True, PRECISION)
     acc = acc / total[:, None]
     target = ((first + rows).to(tl.int64) * num_heads + head)[:, None] * HEAD_DIM + dims[None, :]
-    store_mask = (rows < count)[:, None] & (dims < HEAD_DIM)[None, :]
-    tl.store(out_ptr + target, acc.to(out_ptr.dtype.element_ty), mask=store_mask)
+    tl.store(out_ptr + target, acc.to(out_ptr.dtype.element_ty), mask=inside_q)
 
 
 def attend_rows(
@@ -170,33 +225,81 @@ def attend_rows(
     Returns:
         [num_tokens, num_qo_heads, head_dim] in q's type.
     """
-    tuning = tuning or AttentionTuning()
+    return _launch(q, k, v, meta, bounds, rope, None, longest, tuning or AttentionTuning())
+
+
+def attend_equal_chunks(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    meta: torch.Tensor,
+    bounds: torch.Tensor,
+    rope: RopeTable,
+    *,
+    num_before: int,
+    chunk_len: int,
+    rotated: torch.Tensor | None = None,
+    tuning: AttentionTuning | None = None,
+) -> torch.Tensor:
+    """`attend_rows` for chunks of one length and one num_before, on CUDA in half precision.
+
+    The rows before need no mask, so cuDNN's attention, the fastest there is for that, takes all
+    chunks at once; the kernel here goes on from its result through the chunks' own squares.
+    `rotated` are the queries at their compact positions, where they are there already.
+    """
+    if rotated is None:
+        rotated = rotate_queries(q, meta, bounds, rope, longest=chunk_len)
+    num_chunks, (num_heads, head_dim) = k.shape[0], q.shape[1:]
+    before = torch.ops.aten._scaled_dot_product_cudnn_attention(
+        rotated.view(num_chunks, chunk_len, num_heads, head_dim).transpose(1, 2),
+        k[:, :, :num_before],
+        v[:, :, :num_before],
+        None,
+        True,
+    )
+    tuning = tuning or AttentionTuning(block_m=64, block_n=64, num_warps=4, num_stages=2)
+    state = (before[0], before[1])
+    return _launch(rotated, k, v, meta, bounds, rope, state, chunk_len, tuning)
+
+
+def rotate_queries(
+    q: torch.Tensor, meta: torch.Tensor, bounds: torch.Tensor, rope: RopeTable, *, longest: int
+) -> torch.Tensor:
+    """Queries of chunks [num_tokens, num_qo_heads, head_dim] rotated to compact positions."""
+    num_tokens, num_heads, head_dim = q.shape
+    out = torch.empty(num_tokens, num_heads, head_dim, dtype=q.dtype, device=q.device)
+    _rotate_kernel[(longest, bounds.shape[0])](
+        q, out, meta, bounds, rope.cos, rope.sin, q.stride(0), NUM_HEADS=num_heads,
+        HEAD_DIM=head_dim, BLOCK_Q=padded(num_heads), BLOCK_H=padded(head_dim // 2), num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+def _launch(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    meta: torch.Tensor,
+    bounds: torch.Tensor,
+    rope: RopeTable,
+    before: tuple[torch.Tensor, torch.Tensor] | None,
+    longest: int,
+    tuning: AttentionTuning,
+) -> torch.Tensor:
     num_tokens, num_heads, head_dim = q.shape
     num_chunks, num_kv, num_rows, _ = k.shape
     exact = k.dtype == torch.float32
     block_m = min(tuning.block_m, padded(longest, 16), 32 if exact else 128)
     block_n = min(tuning.block_n, 64 if head_dim > 128 else 128, 32 if exact else 128)
     out = torch.empty(num_tokens, num_heads, head_dim, dtype=q.dtype, device=q.device)
+    done, lse = before if before is not None else (None, None)
+    strides = done.stride()[:3] if done is not None else (0, 0, 0)
     _attention_kernel[(triton.cdiv(longest, block_m), num_heads, num_chunks)](
-        q,
-        k,
-        v,
-        out,
-        meta,
-        bounds,
-        rope.cos,
-        rope.sin,
-        head_dim**-0.5 * LOG2_E,
-        q.stride(0),
-        num_rows,
-        num_heads,
-        GROUP=num_heads // num_kv,
-        HEAD_DIM=head_dim,
-        BLOCK_D=padded(head_dim, 16),
-        BLOCK_M=block_m,
-        BLOCK_N=block_n,
-        PRECISION=precision(k.dtype),
+        q, k, v, out, meta, bounds, rope.cos, rope.sin, done, lse, head_dim**-0.5 * LOG2_E,
+        q.stride(0), num_rows, num_heads, *strides, longest, OWN=done is not None,
+        GROUP=num_heads // num_kv, HEAD_DIM=head_dim, BLOCK_D=padded(head_dim, 16),
+        BLOCK_M=block_m, BLOCK_N=block_n, PRECISION=precision(k.dtype),
         num_warps=tuning.num_warps if block_m == 128 else 4,
         num_stages=1 if exact else tuning.num_stages,
-    )
+    )  # fmt: skip
     return out

@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
 
 from tsdoc.kernels.triton.scores import combine_stats
 from tsdoc.kernels.triton.tiles import PAGE_SIZE, first_row, padded, precision
+from tsdoc.kernels.triton.topk import Maxima, empty_maxima, store_maxima
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeTuning:
+    """Tile sizes; any choice gives the same votes up to rounding.
+
+    Attributes:
+        block: Keys per tile.
+        programs: Programs per multiprocessor.
+        votes_block: Positions whose votes one program adds up.
+    """
+
+    block: int = 64
+    warps: int = 4
+    stages: int = 6
+    programs: int = 4
+    votes_block: int = 256
 
 
 @triton.jit
@@ -58,7 +78,7 @@ def _logits_kernel(
         row = first_row(page_table_ptr, tile * BLOCK_N, PAGE)
         k_base = keys_ptr + (row * NUM_KV + kv_head) * HEAD_DIM
         if BLOCK_D == HEAD_DIM:
-            k = tl.load(k_base + k_offsets)
+            k = tl.load(k_base + k_offsets, eviction_policy="evict_first")
         else:
             k = tl.load(k_base + k_offsets, mask=inside_d[:, None], other=0.0)
         scores = tl.dot(q, k.to(q.dtype), input_precision=PRECISION)
@@ -86,6 +106,8 @@ def _decode_votes_kernel(
     logits_ptr,  # [num_heads, stride] float32
     lse_ptr,  # [num_heads] float32
     votes_ptr,  # [num_sets, 1, stride] float32
+    fine_ptr,  # [num_sets, stride / 8] float32 maxima
+    coarse_ptr,  # [num_sets, stride / 64] float32 maxima
     meta_ptr,  # [1, 4] int32: init_end, local_start, num_selected, num_before
     skip_ptr,  # int32
     stride,
@@ -96,9 +118,10 @@ def _decode_votes_kernel(
 ):
     if tl.load(skip_ptr) != 0:
         return
-    first = tl.program_id(0) * BLOCK
+    # From the end, where the scores have been written last and may still be in the L2 cache.
+    first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK
     low, high = tl.load(meta_ptr), tl.load(meta_ptr + 1)
-    if (first >= high) | (first + BLOCK <= low):
+    if first >= high:
         return
     chosen_set = tl.program_id(1)
     number = tl.arange(0, BLOCK_HEADS)
@@ -116,6 +139,7 @@ def _decode_votes_kernel(
         votes = tl.sum(tl.where(mask, logits, 0.0), 0)
     votes = tl.where(forbidden, float("-inf"), votes)
     tl.store(votes_ptr + chosen_set.to(tl.int64) * stride + positions, votes, mask=inside)
+    store_maxima(votes, fine_ptr, coarse_ptr, chosen_set, first, stride, BLOCK)
 
 
 def decode_votes(
@@ -130,7 +154,8 @@ def decode_votes(
     soft: bool = True,
     allowed: torch.Tensor | None = None,
     num_sms: int = 1,
-) -> torch.Tensor:
+    tuning: DecodeTuning | None = None,
+) -> tuple[torch.Tensor, Maxima]:
     """Votes of one query over the candidates that `meta` names, unless `skip` is set.
 
     Args:
@@ -144,15 +169,19 @@ def decode_votes(
         soft: Sum of softmax probabilities; False is the sum of scaled scores.
         allowed: [length + 1] int32, running count of positions that may be selected.
         num_sms: Multiprocessors of the device.
+        tuning: Tile sizes.
 
     Returns:
-        [num_sets, 1, length] float32 by position, unwritten outside the candidates.
+        [num_sets, 1, length] float32 by position, unwritten outside the candidates, and their
+        maxima.
     """
     num_heads, head_dim = query.shape
     num_kv = keys.shape[1]
     group = num_heads // num_kv
-    block_n = 32 if query.dtype == torch.float32 else 128
-    splits = max(1, min(length // block_n, 4 * num_sms // num_kv))
+    tuning = tuning or DecodeTuning()
+    exact = query.dtype == torch.float32
+    block_n = 32 if exact else tuning.block
+    splits = max(1, min(length // block_n, tuning.programs * num_sms // num_kv))
     logits = torch.empty(num_heads, length, device=query.device)
     peak = torch.empty(num_heads, splits, device=query.device)
     total = torch.empty_like(peak)
@@ -160,15 +189,16 @@ def decode_votes(
         query, keys, page_table, meta, allowed, logits, peak, total, skip, length, splits,
         GROUP=group, R=padded(group, 16), NUM_KV=num_kv, HEAD_DIM=head_dim,
         BLOCK_D=padded(head_dim, 16), BLOCK_N=block_n, HAS_ALLOWED=allowed is not None,
-        PRECISION=precision(query.dtype), PAGE=PAGE_SIZE, num_warps=4,
-        num_stages=1 if query.dtype == torch.float32 else 3,
+        PRECISION=precision(query.dtype), PAGE=PAGE_SIZE, num_warps=tuning.warps,
+        num_stages=1 if exact else tuning.stages,
     )  # fmt: skip
     lse = combine_stats(peak, total, skip)
     num_sets = num_kv if per_kv_head else 1
     votes = torch.empty(num_sets, 1, length, device=query.device)
     per_set = num_heads // num_sets
-    _decode_votes_kernel[(triton.cdiv(length, 256), num_sets)](
-        logits, lse, votes, meta, skip, length, HEADS=per_set, SOFT=soft,
-        BLOCK_HEADS=padded(per_set), BLOCK=256, num_warps=4,
+    maxima = empty_maxima(num_sets, length, query.device)
+    _decode_votes_kernel[(triton.cdiv(length, tuning.votes_block), num_sets)](
+        logits, lse, votes, maxima.fine, maxima.coarse, meta, skip, length, HEADS=per_set,
+        SOFT=soft, BLOCK_HEADS=padded(per_set), BLOCK=tuning.votes_block, num_warps=4,
     )  # fmt: skip
-    return votes
+    return votes, maxima

@@ -88,6 +88,8 @@ def _begin_kernel(
     unit = 1.0 / tl.maximum(norm, 1.1754943508222875e-38)
     cosine = tl.sum(tl.sum(old_low * low + old_high * high, 1), 0) * unit
 
+    length = tl.load(state_ptr + 3)
+    num_lookups, num_hits = tl.load(state_ptr + 4), tl.load(state_ptr + 5)
     has = tl.load(state_ptr + 0) != 0
     last_whole = tl.load(state_ptr + 1) != 0
     hits = tl.load(state_ptr + 2)
@@ -98,13 +100,14 @@ def _begin_kernel(
     hit = free | near
     miss = hit == 0
     num_before = init_end + num_selected + position - local_start
-    row = tl.where(hit, tl.load(state_ptr + 3), num_before)
+    row = tl.where(hit, length, num_before)
+    tl.debug_barrier()  # every warp has read the state before any of them changes it
     tl.store(state_ptr + 0, 1)
     tl.store(state_ptr + 1, tl.where(hit, last_whole, whole).to(tl.int32))
     tl.store(state_ptr + 2, tl.where(hit, hits + near.to(tl.int32), 0))
     tl.store(state_ptr + 3, row + 1)
-    tl.store(state_ptr + 4, tl.load(state_ptr + 4) + (free == 0).to(tl.int32))
-    tl.store(state_ptr + 5, tl.load(state_ptr + 5) + near.to(tl.int32))
+    tl.store(state_ptr + 4, num_lookups + (free == 0).to(tl.int32))
+    tl.store(state_ptr + 5, num_hits + near.to(tl.int32))
     tl.store(skip_ptr, hit.to(tl.int32))
     tl.store(meta_ptr + 0, init_end)
     tl.store(meta_ptr + 1, local_start)

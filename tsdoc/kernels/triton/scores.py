@@ -29,25 +29,30 @@ class ScoreTuning:
 
     Attributes:
         stats_block: Keys per tile of pass 1.
+        stats_registers: Limit per thread, so that several programs share a multiprocessor.
+        stats_programs: Programs of pass 1 per multiprocessor.
         votes_block: Keys per tile of pass 2.
-        heads_per_program: KV heads whose votes one program of pass 2 sums in registers.
-        programs_per_sm: Programs that share the positions, per multiprocessor.
+        votes_tiles: Tiles that a program of pass 2 takes through all KV heads at a time.
+        votes_programs: Programs of pass 2 per multiprocessor.
     """
 
-    stats_block: int = 128
-    stats_warps: int = 8
+    stats_block: int = 64
+    stats_warps: int = 4
     stats_stages: int = 3
-    votes_block: int = 64
-    votes_warps: int = 8
-    votes_stages: int = 3
-    heads_per_program: int = 4
-    programs_per_sm: int = 2
+    stats_registers: int | None = None
+    stats_programs: int = 3
+    votes_block: int = 128
+    votes_warps: int = 4
+    votes_stages: int = 2
+    votes_registers: int | None = None
+    votes_tiles: int = 4
+    votes_programs: int = 2
 
 
 @triton.jit
-def _row_chunk(rows, R: tl.constexpr, GP: tl.constexpr):
+def _row_chunk(rows, R: tl.constexpr, GP: tl.constexpr, WIDE: tl.constexpr):
     """Chunk of each row of the tile; see `_sum_groups`."""
-    if R == 128 and GP >= 4 and GP <= 32:
+    if WIDE and GP >= 4 and GP <= 32:
         LANES: tl.constexpr = GP // 4
         chunk = (rows // 16) % 4 * (8 // LANES) + rows % 8 // LANES
     elif R >= 16 and GP >= 2 and GP <= 16:
@@ -59,9 +64,9 @@ def _row_chunk(rows, R: tl.constexpr, GP: tl.constexpr):
 
 
 @triton.jit
-def _row_member(rows, R: tl.constexpr, GP: tl.constexpr):
+def _row_member(rows, R: tl.constexpr, GP: tl.constexpr, WIDE: tl.constexpr):
     """Which query head of the group each row of the tile is; see `_sum_groups`."""
-    if R == 128 and GP >= 4 and GP <= 32:
+    if WIDE and GP >= 4 and GP <= 32:
         LANES: tl.constexpr = GP // 4
         member = (rows // 64 * 2 + rows // 8 % 2) * LANES + rows % LANES
     elif R >= 16 and GP >= 2 and GP <= 16:
@@ -73,15 +78,15 @@ def _row_member(rows, R: tl.constexpr, GP: tl.constexpr):
 
 
 @triton.jit
-def _sum_groups(p, R: tl.constexpr, GP: tl.constexpr, BLOCK_N: tl.constexpr):
+def _sum_groups(p, R: tl.constexpr, GP: tl.constexpr, WIDE: tl.constexpr, BLOCK_N: tl.constexpr):
     """Sums [R, BLOCK_N] over the rows of each group: [R / GP, BLOCK_N].
 
-    A thread of the matrix unit holds rows r, r + 8 (and r + 64 with 128 rows over 4 warps); most
-    of a group's rows are placed there, so that few values cross lanes.
+    A thread of the matrix unit holds rows r, r + 8 (and r + 64 where WIDE: 128 rows over 4 warps);
+    most of a group's rows are placed there, so that few values cross lanes.
     """
     if GP == 1:
         out = p
-    elif R == 128 and GP >= 4 and GP <= 32:
+    elif WIDE and GP >= 4 and GP <= 32:
         LANES: tl.constexpr = GP // 4
         x = tl.sum(tl.reshape(p, [2, 4, 2, 8 // LANES, LANES, BLOCK_N]), 0)
         x = tl.sum(tl.sum(x, 1), 2)
@@ -160,6 +165,7 @@ def _stats_kernel(
     GROUP: tl.constexpr,
     GP: tl.constexpr,
     R: tl.constexpr,
+    WIDE: tl.constexpr,
     NUM_KV: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -170,8 +176,8 @@ def _stats_kernel(
 ):
     kv_head, split, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     rows = tl.arange(0, R)
-    chunk = batch * (R // GP) + _row_chunk(rows, R, GP)
-    member = _row_member(rows, R, GP)
+    chunk = batch * (R // GP) + _row_chunk(rows, R, GP, WIDE)
+    member = _row_member(rows, R, GP, WIDE)
     valid = (chunk < num_chunks) & (member < GROUP)
     head = kv_head * GROUP + member
     dims = tl.arange(0, BLOCK_D)
@@ -186,16 +192,33 @@ def _stats_kernel(
     end = min(begin + share, tile_high)
     inner_begin = min(max(begin, tile_inner), end)
     inner_end = max(inner_begin, min(end, tile_outer))
-    for tile in range(inner_begin, inner_end):
+    if inner_end > inner_begin:
+        # Sums relative to the first tile's maximum need no running one. They overflow only where
+        # later scores exceed it by 127 (in base 2), and then the careful way is taken.
         k = _load_keys(
-            keys_ptr, page_table_ptr, tile * BLOCK_N, kv_head, dims,
+            keys_ptr, page_table_ptr, inner_begin * BLOCK_N, kv_head, dims,
             NUM_KV, HEAD_DIM, BLOCK_D, BLOCK_N, PAGE,
         )  # fmt: skip
-        scores = tl.dot(q, k.to(q.dtype), input_precision=PRECISION)
-        new_peak = tl.maximum(peak, tl.max(scores, 1))
-        total = total * tl.exp2(peak - new_peak)
-        total += tl.sum(tl.exp2(scores - new_peak[:, None]), 1)
-        peak = new_peak
+        peak = tl.max(tl.dot(q, k.to(q.dtype), input_precision=PRECISION), 1)
+        for tile in range(inner_begin, inner_end):
+            k = _load_keys(
+                keys_ptr, page_table_ptr, tile * BLOCK_N, kv_head, dims,
+                NUM_KV, HEAD_DIM, BLOCK_D, BLOCK_N, PAGE,
+            )  # fmt: skip
+            scores = tl.dot(q, k.to(q.dtype), input_precision=PRECISION)
+            total += tl.sum(tl.exp2(scores - peak[:, None]), 1)
+        if tl.max(total, 0) == float("inf"):
+            total = tl.zeros([R], tl.float32)
+            for tile in range(inner_begin, inner_end):
+                k = _load_keys(
+                    keys_ptr, page_table_ptr, tile * BLOCK_N, kv_head, dims,
+                    NUM_KV, HEAD_DIM, BLOCK_D, BLOCK_N, PAGE,
+                )  # fmt: skip
+                scores = tl.dot(q, k.to(q.dtype), input_precision=PRECISION)
+                new_peak = tl.maximum(peak, tl.max(scores, 1))
+                total = total * tl.exp2(peak - new_peak)
+                total += tl.sum(tl.exp2(scores - new_peak[:, None]), 1)
+                peak = new_peak
     # The tiles before and behind the inner ones, where chunks differ in what they may select.
     num_before = inner_begin - begin
     for number in range(0, num_before + end - inner_end):
@@ -275,10 +298,77 @@ def _votes_kernel(
     q_ptr,  # [num_chunks, num_heads, HEAD_DIM], scaled
     keys_ptr,  # [num_slots, NUM_KV, HEAD_DIM]
     page_table_ptr,  # [num_pages] int32
+    lse_ptr,  # [num_chunks, num_heads] float32
+    votes_ptr,  # [num_planes, num_chunks, stride] float32
+    num_chunks,
+    num_heads,
+    stride,
+    tile_inner,
+    tile_outer,
+    SOFT: tl.constexpr,
+    HEADS: tl.constexpr,  # KV heads per plane
+    TILES: tl.constexpr,
+    GROUP: tl.constexpr,
+    GP: tl.constexpr,
+    R: tl.constexpr,
+    WIDE: tl.constexpr,
+    NUM_KV: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PRECISION: tl.constexpr,
+    PAGE: tl.constexpr,
+):
+    """The tiles all of whose keys are candidates of every chunk."""
+    plane, split, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    num_splits = tl.num_programs(1)
+    rows = tl.arange(0, R)
+    chunk = batch * (R // GP) + _row_chunk(rows, R, GP, WIDE)
+    member = _row_member(rows, R, GP, WIDE)
+    valid = (chunk < num_chunks) & (member < GROUP)
+    dims = tl.arange(0, BLOCK_D)
+    columns = tl.arange(0, BLOCK_N)
+    out_chunk = batch * (R // GP) + tl.arange(0, R // GP)
+    out_row = (plane * num_chunks + out_chunk).to(tl.int64)[:, None] * stride
+    out_mask = (out_chunk < num_chunks)[:, None]
+
+    # A few tiles at a time go through all heads: their votes grow in the L2 cache meanwhile.
+    first = tile_inner + split * TILES
+    for group in range(first, tile_outer, num_splits * TILES):
+        for number in tl.range(HEADS, num_stages=1):
+            kv_head = plane * HEADS + number
+            head = kv_head * GROUP + member
+            q = _load_queries(q_ptr, chunk, head, valid, dims, num_heads, HEAD_DIM)
+            if SOFT:  # padding rows get probability 0
+                lse = tl.load(lse_ptr + chunk * num_heads + head, mask=valid, other=float("inf"))
+            for tile in range(group, tl.minimum(group + TILES, tile_outer)):
+                target = votes_ptr + out_row + (tile * BLOCK_N + columns)[None, :]
+                if HEADS > 1:
+                    so_far = tl.load(target, mask=out_mask & (number > 0), other=0.0)
+                k = _load_keys(
+                    keys_ptr, page_table_ptr, tile * BLOCK_N, kv_head, dims,
+                    NUM_KV, HEAD_DIM, BLOCK_D, BLOCK_N, PAGE,
+                )  # fmt: skip
+                scores = tl.dot(q, k.to(q.dtype), input_precision=PRECISION)
+                if SOFT:
+                    scores = tl.exp2(scores - lse[:, None])
+                votes = _sum_groups(scores, R, GP, WIDE, BLOCK_N)
+                if HEADS > 1:
+                    votes += so_far
+                tl.store(target, votes, mask=out_mask)
+            if HEADS > 1:
+                tl.debug_barrier()  # what one warp wrote, another may read
+
+
+@triton.jit
+def _border_votes_kernel(
+    q_ptr,  # [num_chunks, num_heads, HEAD_DIM], scaled
+    keys_ptr,  # [num_slots, NUM_KV, HEAD_DIM]
+    page_table_ptr,  # [num_pages] int32
     meta_ptr,  # [num_chunks, 4] int32: init_end, local_start, num_selected, num_before
     allowed_ptr,  # [positions + 1] int32, running count of allowed positions
     lse_ptr,  # [num_chunks, num_heads] float32
-    votes_ptr,  # [NUM_KV / HEADS, num_chunks, stride] float32
+    votes_ptr,  # [num_planes, num_chunks, stride] float32
     num_chunks,
     num_heads,
     stride,
@@ -287,10 +377,11 @@ def _votes_kernel(
     tile_outer,
     tile_high,
     SOFT: tl.constexpr,
-    HEADS: tl.constexpr,
+    HEADS: tl.constexpr,  # KV heads per plane
     GROUP: tl.constexpr,
     GP: tl.constexpr,
     R: tl.constexpr,
+    WIDE: tl.constexpr,
     NUM_KV: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -299,63 +390,43 @@ def _votes_kernel(
     PRECISION: tl.constexpr,
     PAGE: tl.constexpr,
 ):
+    """The tiles before and behind those, where chunks differ in what they may select."""
     plane, split, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     num_splits = tl.num_programs(1)
     rows = tl.arange(0, R)
-    chunk = batch * (R // GP) + _row_chunk(rows, R, GP)
-    member = _row_member(rows, R, GP)
+    chunk = batch * (R // GP) + _row_chunk(rows, R, GP, WIDE)
+    member = _row_member(rows, R, GP, WIDE)
     valid = (chunk < num_chunks) & (member < GROUP)
     dims = tl.arange(0, BLOCK_D)
-    # The queries of all HEADS stay in shared memory while the keys stream past.
-    qs = ()
-    lses = ()
-    for number in tl.static_range(HEADS):
-        head = (plane * HEADS + number) * GROUP + member
-        qs = qs + (_load_queries(q_ptr, chunk, head, valid, dims, num_heads, HEAD_DIM),)
-        if SOFT:  # padding rows get probability 0
-            lse = tl.load(lse_ptr + chunk * num_heads + head, mask=valid, other=float("inf"))
-            lses = lses + (lse,)
-    low = tl.load(meta_ptr + 4 * (num_chunks - 1))
-    high = tl.load(meta_ptr + 4 * chunk + 1, mask=valid, other=0)
     columns = tl.arange(0, BLOCK_N)
     out_chunk = batch * (R // GP) + tl.arange(0, R // GP)
     out_row = (plane * num_chunks + out_chunk).to(tl.int64)[:, None] * stride
     out_mask = (out_chunk < num_chunks)[:, None]
 
-    for tile in range(max(tile_inner, tile_low) + split, tile_outer, num_splits):
-        votes = tl.zeros([R, BLOCK_N], tl.float32)
-        for number in tl.static_range(HEADS):
-            k = _load_keys(
-                keys_ptr, page_table_ptr, tile * BLOCK_N, plane * HEADS + number, dims,
-                NUM_KV, HEAD_DIM, BLOCK_D, BLOCK_N, PAGE,
-            )  # fmt: skip
-            scores = tl.dot(qs[number], k.to(qs[number].dtype), input_precision=PRECISION)
-            if SOFT:
-                votes += tl.exp2(scores - lses[number][:, None])
-            else:
-                votes += scores
-        target = out_row + (tile * BLOCK_N + columns)[None, :]
-        tl.store(votes_ptr + target, _sum_groups(votes, R, GP, BLOCK_N), mask=out_mask)
-    # The tiles before and behind the inner ones, where chunks differ in what they may select.
-    num_before = max(min(tile_inner, tile_high) - tile_low, 0)
-    behind = max(tile_outer, tile_low + num_before)
-    for number in range(split, num_before + max(tile_high - behind, 0), num_splits):
+    low = tl.load(meta_ptr + 4 * (num_chunks - 1))
+    high = tl.load(meta_ptr + 4 * chunk + 1, mask=valid, other=0)
+    num_before = tl.maximum(tl.minimum(tile_inner, tile_high) - tile_low, 0)
+    behind = tl.maximum(tile_outer, tile_low + num_before)
+    for number in range(split, num_before + tl.maximum(tile_high - behind, 0), num_splits):
         tile = tl.where(number < num_before, tile_low + number, behind + number - num_before)
         mask = _candidates(allowed_ptr, tile * BLOCK_N, low, high, valid, HAS_ALLOWED, BLOCK_N)
-        votes = tl.zeros([R, BLOCK_N], tl.float32)
-        for which in tl.static_range(HEADS):
+        votes = tl.zeros([R // GP, BLOCK_N], tl.float32)
+        for which in tl.range(HEADS, num_stages=1):
+            kv_head = plane * HEADS + which
+            head = kv_head * GROUP + member
+            q = _load_queries(q_ptr, chunk, head, valid, dims, num_heads, HEAD_DIM)
             k = _load_keys(
-                keys_ptr, page_table_ptr, tile * BLOCK_N, plane * HEADS + which, dims,
+                keys_ptr, page_table_ptr, tile * BLOCK_N, kv_head, dims,
                 NUM_KV, HEAD_DIM, BLOCK_D, BLOCK_N, PAGE,
             )  # fmt: skip
-            scores = tl.dot(qs[which], k.to(qs[which].dtype), input_precision=PRECISION)
+            scores = tl.dot(q, k.to(q.dtype), input_precision=PRECISION)
             if SOFT:
-                scores = tl.exp2(scores - lses[which][:, None])
-            votes += tl.where(mask, scores, 0.0)
-        allowed = _sum_groups(mask.to(tl.float32), R, GP, BLOCK_N) > 0
-        votes_out = tl.where(allowed, _sum_groups(votes, R, GP, BLOCK_N), float("-inf"))
+                lse = tl.load(lse_ptr + chunk * num_heads + head, mask=valid, other=float("inf"))
+                scores = tl.exp2(scores - lse[:, None])
+            votes += _sum_groups(tl.where(mask, scores, 0.0), R, GP, WIDE, BLOCK_N)
+        allowed = _sum_groups(mask.to(tl.float32), R, GP, WIDE, BLOCK_N) > 0
         target = out_row + (tile * BLOCK_N + columns)[None, :]
-        tl.store(votes_ptr + target, votes_out, mask=out_mask)
+        tl.store(votes_ptr + target, tl.where(allowed, votes, float("-inf")), mask=out_mask)
 
 
 def block_votes(
@@ -373,7 +444,7 @@ def block_votes(
     num_sms: int = 1,
     tuning: ScoreTuning | None = None,
 ) -> torch.Tensor:
-    """Votes of several chunks for the positions [low, high), summed in planes of KV heads.
+    """Votes of several chunks for the positions [low, high).
 
     Args:
         q: Selection queries [num_chunks, num_qo_heads, head_dim] in the type of the products.
@@ -384,15 +455,15 @@ def block_votes(
             begin there.
         common_high: Least local_start.
         high: Largest local_start.
-        per_kv_head: One plane per KV head.
+        per_kv_head: One set of votes per KV head, instead of their sum.
         soft: Sum of softmax probabilities; False is the sum of scaled scores.
         allowed: [≥ high + 1] int32, running count of positions that may be selected.
         num_sms: Multiprocessors of the device.
         tuning: Tile sizes.
 
     Returns:
-        [num_planes, num_chunks, length] float32 indexed by position; the votes are the sum over
-        planes, unless `per_kv_head`. Outside a chunk's candidates they are -inf or unwritten.
+        [num_sets, num_chunks, length] float32 indexed by position. Outside a chunk's candidates
+        they are -inf or unwritten.
     """
     tuning = tuning or ScoreTuning()
     num_chunks, num_heads, head_dim = q.shape
@@ -429,30 +500,41 @@ def block_votes(
     if soft:
         size = min(tuning.stats_block, 32) if exact else tuning.stats_block
         num_tiles = tiles(size)[3] - tiles(size)[0]
-        splits = max(1, num_sms * tuning.programs_per_sm // (num_kv * num_batches))
+        splits = max(1, num_sms * tuning.stats_programs // (num_kv * num_batches))
         splits = min(splits, num_tiles)
         peak = torch.empty(num_chunks, num_heads, splits, device=q.device)
         total = torch.empty_like(peak)
         _stats_kernel[(num_kv, splits, num_batches)](
             scaled, keys, page_table, meta, allowed, peak, total,
-            num_chunks, num_heads, splits, *tiles(size),
-            BLOCK_N=size, num_warps=tuning.stats_warps,
+            num_chunks, num_heads, splits, *tiles(size), WIDE=False,
+            BLOCK_N=size, num_warps=tuning.stats_warps, maxnreg=tuning.stats_registers,
             num_stages=1 if exact else tuning.stats_stages, **constants,
         )  # fmt: skip
         lse = combine_stats(peak, total)
-    heads = (
-        1
-        if per_kv_head
-        else max(h for h in (1, 2, 4, 8) if h <= tuning.heads_per_program and num_kv % h == 0)
-    )
     size = min(tuning.votes_block, 32) if exact else tuning.votes_block
-    num_planes = num_kv // heads
-    splits = max(1, num_sms * tuning.programs_per_sm // (num_planes * num_batches))
-    votes = torch.empty(num_planes, num_chunks, length, device=q.device)
-    _votes_kernel[(num_planes, splits, num_batches)](
-        scaled, keys, page_table, meta, allowed, lse, votes,
-        num_chunks, num_heads, length, *tiles(size),
-        SOFT=soft, HEADS=heads, BLOCK_N=size, num_warps=tuning.votes_warps,
-        num_stages=1 if exact else tuning.votes_stages, **constants,
-    )  # fmt: skip
+    num_sets = num_kv if per_kv_head else 1
+    splits = max(1, num_sms * tuning.votes_programs // (num_sets * num_batches))
+    # As many tiles at a time as leave every program something to do.
+    share = (tiles(size)[2] - tiles(size)[1]) // splits
+    group_tiles = max(t for t in (1, 2, 4, 8, 16) if t <= max(1, min(share, tuning.votes_tiles)))
+    votes = torch.empty(num_sets, num_chunks, length, device=q.device)
+    low_tile, inner, outer, high_tile = tiles(size)
+    wide = rows == 128 and tuning.votes_warps == 4
+    shared = {"SOFT": soft, "HEADS": num_kv // num_sets, "WIDE": wide, "BLOCK_N": size}
+    if outer > inner:
+        skipped = ("HAS_ALLOWED",)
+        _votes_kernel[(num_sets, splits, num_batches)](
+            scaled, keys, page_table, lse, votes, num_chunks, num_heads, length, inner, outer,
+            TILES=group_tiles, num_warps=tuning.votes_warps, maxnreg=tuning.votes_registers,
+            num_stages=1 if exact else tuning.votes_stages, **shared,
+            **{name: value for name, value in constants.items() if name not in skipped},
+        )  # fmt: skip
+    num_border = inner - low_tile + high_tile - max(outer, inner)
+    if num_border > 0:
+        programs = min(num_border, num_sms * tuning.votes_programs)
+        _border_votes_kernel[(num_sets, programs, num_batches)](
+            scaled, keys, page_table, meta, allowed, lse, votes, num_chunks, num_heads, length,
+            low_tile, inner, outer, high_tile, num_warps=tuning.votes_warps, num_stages=1,
+            **shared, **constants,
+        )  # fmt: skip
     return votes

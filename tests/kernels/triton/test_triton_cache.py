@@ -1,0 +1,190 @@
+"""The Triton cache against the CPU cache: selection, attention, windows, pages to and fro."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from tests.kernels.triton.cases import assert_close, make_rope
+from tsdoc.engine.kv import KVPiece, MemoryPiece
+from tsdoc.errors import CorruptPageError
+from tsdoc.kernels.selection import SelectionConfig, chunk_range
+from tsdoc.kernels.torch_cache import TorchCache
+from tsdoc.kernels.triton_backend import TritonBackend
+from tsdoc.kernels.triton_cache import TritonCache
+from tsdoc.models.config import ModelConfig, RopeConfig
+
+KV_HEADS, GROUP, DIM = 2, 3, 16
+CONFIG = SelectionConfig(n_init=4, n_local=12, top_k=20, chunk_size=16)
+
+
+def make_backend(device: torch.device, **options: object) -> TritonBackend:
+    config = ModelConfig(
+        architecture="llama", num_layers=2, hidden_size=96, intermediate_size=8, num_qo_heads=6,
+        num_kv_heads=KV_HEADS, head_dim=DIM, vocab_size=8, norm_eps=1e-6,
+        rope=RopeConfig(rope_type="default", theta=1e4), window=4096, tie_embeddings=True,
+        qkv_bias=False, o_bias=False, mlp_bias=False, qk_norm=False, eos_token_ids=(),
+    )  # fmt: skip
+    return TritonBackend(
+        config, kv_dtype="float32", compute_dtype=torch.float32, device=device, **options
+    )
+
+
+def make_pieces(sizes: list[int]) -> list[MemoryPiece]:
+    starts = np.cumsum([0, *sizes])
+    return [
+        MemoryPiece(
+            start=int(start), capacity=size, num_layers=2, num_kv_heads=KV_HEADS, head_dim=DIM,
+            kv_dtype="float32",
+        )
+        for start, size in zip(starts, sizes, strict=False)
+    ]  # fmt: skip
+
+
+def make_pair(
+    device: torch.device, config: SelectionConfig, count: int = 600
+) -> tuple[TorchCache, TritonCache]:
+    """The same K and V in both caches; the device's pages lie in reverse."""
+    rope = make_rope(DIM, torch.device("cpu"))
+    cpu = TorchCache(make_pieces([count]), rope, config, num_kv_heads=KV_HEADS)
+    backend = make_backend(device)
+    gpu = backend.cache(make_pieces([count]), make_rope(DIM, device), config)
+    backend.pool.place(list(reversed(range(backend.pool.capacity // 256))))
+    generator = torch.Generator().manual_seed(0)
+    k, v = (torch.randn(count, KV_HEADS, DIM, generator=generator) * 2 for _ in range(2))
+    cpu.write(1, 0, k, v)
+    gpu.write(1, 0, k.to(device), v.to(device))
+    return cpu, gpu
+
+
+VARIANTS = {
+    "paper": CONFIG,
+    "per_kv_head": dataclasses.replace(CONFIG, sets="per_kv_head"),
+    "topk": dataclasses.replace(CONFIG, function="topk"),
+    "head_vote": dataclasses.replace(CONFIG, function="head_vote"),
+    "smoothing": dataclasses.replace(CONFIG, smoothing=5),
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("allowed", [None, [(10, 40), (200, 209), (300, 330)]])
+def test_selects_and_attends_like_the_cpu_cache(
+    device: torch.device, name: str, allowed: list[tuple[int, int]] | None
+) -> None:
+    config = VARIANTS[name]
+    cpu, gpu = make_pair(device, config)
+    starts = [0, 16, 32, 48, 64]
+    generator = torch.Generator().manual_seed(1)
+    for origin in (0, 480):
+        ranges = [chunk_range(origin + s, origin + s + 16, config) for s in starts]
+        q = torch.randn(80, 6, DIM, generator=generator) * 2
+        queries = cpu.selection_queries(q, ranges)
+        assert_close(gpu.selection_queries(q.to(device), ranges), queries, "rows", torch.float32)
+        expected = cpu.select(1, queries, ranges, allowed)
+        actual = gpu.select(1, queries.to(device), ranges, allowed)
+        assert [a.tolist() for a in actual] == [e.tolist() for e in expected]
+        out = gpu.attend_chunks(1, q.to(device), actual, ranges)
+        assert_close(out, cpu.attend_chunks(1, q, expected, ranges), "attention", torch.float32)
+        one = gpu.attend(1, q[-16:].to(device), expected[-1].to(device), ranges[-1])
+        assert_close(one, out[-16:], "attention", torch.float32)
+
+
+def test_a_window_grows_like_the_cpu_cache(device: torch.device) -> None:
+    cpu, gpu = make_pair(device, CONFIG)
+    around = chunk_range(400, 401, CONFIG)
+    selected = torch.arange(30, 50)[None]
+    windows = cpu.open_window(1, selected, around), gpu.open_window(1, selected.to(device), around)
+    generator = torch.Generator().manual_seed(2)
+    for position in range(400, 404):
+        q = torch.randn(1, 6, DIM, generator=generator)
+        actual = windows[1].attend(q.to(device), position)
+        assert_close(actual, windows[0].attend(q, position), "attention", torch.float32)
+
+
+def test_decode_steps_hit_miss_and_attend_like_the_cpu_cache(device: torch.device) -> None:
+    from tsdoc.engine.selection_cache import SelectionCache
+    from tsdoc.kernels.selection import selection_query
+
+    cpu, gpu = make_pair(device, CONFIG)
+    decode = gpu.start_decode(500, theta=0.9, max_hits=64, allowed=None)
+    assert decode is not None
+    reuse = SelectionCache(0.9)
+    generator = torch.Generator().manual_seed(3)
+    query = torch.randn(1, 6, DIM, generator=generator)
+    for position in range(500, 510):
+        if position in (502, 507):
+            query = torch.randn(1, 6, DIM, generator=generator)
+        q = query + 0.1 * torch.randn(1, 6, DIM, generator=generator)
+        k, v = (torch.randn(1, KV_HEADS, DIM, generator=generator) for _ in range(2))
+        cpu.write(1, position, k, v)
+        around = chunk_range(position, position + 1, CONFIG)
+        wanted = selection_query(q, cpu.rope, CONFIG.n_local)
+        window = reuse.look_up(1, wanted, whole=False)
+        if window is None:
+            (selected,) = cpu.select(1, wanted[None], [around])
+            window = cpu.open_window(1, selected, around)
+            reuse.remember(1, wanted, window, whole=False)
+        expected = window.attend(q, position)
+        at_device = (t.to(device) for t in (q, k, v))
+        actual = decode.attend(1, *at_device)
+        decode.run(lambda ids: ids.float(), 0)  # on to the next position
+        assert_close(actual, expected, "attention", torch.float32)
+    assert (decode.num_lookups, decode.num_hits) == (reuse.num_lookups, reuse.num_hits)
+    assert reuse.num_hits > 3
+
+
+def test_pages_go_out_to_the_pieces_and_come_back(device: torch.device) -> None:
+    sizes = [256, 300, 100]
+    backend = make_backend(device)
+    pieces = make_pieces(sizes)
+    cache = backend.cache(pieces, make_rope(DIM, device), CONFIG)
+    backend.pool.place(list(reversed(range(backend.pool.capacity // 256))))
+    k, v = torch.randn(2, 600, KV_HEADS, DIM, generator=torch.Generator().manual_seed(4))
+    for layer in range(2):
+        cache.write(layer, 0, k.to(device) + layer, v.to(device))
+    cache.save(0, 200).wait()
+    cache.save(200, 600).wait()
+    for layer in range(2):
+        stored = np.concatenate([piece.keys(layer) for piece in pieces])[:600]
+        assert np.array_equal(stored, (k + layer).numpy())
+    other = make_backend(device)
+    again = other.cache(pieces, make_rope(DIM, device), CONFIG)
+    again.load(600)
+    saved = make_pieces([600])
+    fresh = other.cache(saved, make_rope(DIM, device), CONFIG)
+    assert fresh.load(600) is None
+    fresh.save(0, 600).wait()
+    assert np.array_equal(saved[0].values(1), v.numpy())
+
+
+class DamagedPiece(MemoryPiece):
+    """Its page [256, 512) of layer 1 is bad."""
+
+    def check_keys(self, layer: int, start: int, end: int) -> None:
+        if layer == 1 and start < 512 and end > 256:
+            raise CorruptPageError("does not match", where="kv.bin", start=256, end=512)
+
+
+def test_a_damaged_page_is_reported_and_nothing_counts_as_loaded(device: torch.device) -> None:
+    backend = make_backend(device)
+    piece: KVPiece = DamagedPiece(
+        start=0, capacity=600, num_layers=2, num_kv_heads=KV_HEADS, head_dim=DIM, kv_dtype="float32"
+    )
+    cache = backend.cache([piece], make_rope(DIM, device), CONFIG)
+    with pytest.raises(CorruptPageError):
+        cache.load(600)
+    assert backend.pool.resident == 0
+
+
+def test_a_pool_grows_and_keeps_what_it_holds(device: torch.device) -> None:
+    backend = make_backend(device)
+    cache = backend.cache(make_pieces([100]), make_rope(DIM, device), CONFIG)
+    k, v = torch.randn(2, 100, KV_HEADS, DIM, generator=torch.Generator().manual_seed(5))
+    cache.write(0, 0, k.to(device), v.to(device))
+    pieces = make_pieces([100, 20_000])
+    grown = backend.cache(pieces, make_rope(DIM, device), CONFIG)
+    grown.save(0, 100).wait()
+    assert np.array_equal(pieces[0].keys(0), k.numpy())

@@ -1,0 +1,143 @@
+"""The decoder on a CUDA device: joint projections, residuals added by the products themselves.
+
+The same arithmetic as `tsdoc.engine.decoder.Decoder`; sums that a joint product makes in float32
+are rounded once instead of twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from tsdoc.engine.decoder import LayerWeights, read_weights
+from tsdoc.kernels.triton.elementwise import rms_norm, silu_mul
+from tsdoc.kernels.triton.gemv import multiply_row
+from tsdoc.models.config import ModelConfig
+
+MLP_ROWS = 16_384  # rows of the wide intermediate held at a time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _FusedLayer:
+    """A layer's weights on the device; joint ones stacked along their outputs."""
+
+    input_norm: torch.Tensor
+    qkv: torch.Tensor
+    qkv_bias: torch.Tensor | None
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+    o: torch.Tensor
+    o_bias: torch.Tensor | None
+    post_norm: torch.Tensor
+    gate_up: torch.Tensor
+    gate_up_bias: torch.Tensor | None
+    down: torch.Tensor
+    down_bias: torch.Tensor | None
+
+
+class FusedDecoder:
+    """See `DecoderPart`.
+
+    Args:
+        config: Shape of the model.
+        weights: Checkpoint tensors by their Hugging Face names.
+        dtype: Type of weights and arithmetic.
+        device: Where they go.
+
+    Raises:
+        ModelError: a tensor is missing or has the wrong shape.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Mapping[str, torch.Tensor],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.config = config
+        self.dtype = dtype
+        self._device = device
+        parts = read_weights(config, weights, dtype, device)
+        self._embedding, self._norm, self._head = parts.embedding, parts.norm, parts.head
+        self._layers = [_fuse(parts.layer(number)) for number in range(config.num_layers)]
+
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """See `DecoderPart.embed`."""
+        return F.embedding(ids.to(self._device, non_blocking=True), self._embedding)
+
+    def project(
+        self, layer: int, hidden: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """See `DecoderPart.project`."""
+        w, config = self._layers[layer], self.config
+        if hidden.shape[0] == 1:
+            joint = multiply_row(hidden, w.qkv, w.qkv_bias, norm=w.input_norm, eps=config.norm_eps)
+        else:
+            joint = F.linear(rms_norm(hidden, w.input_norm, config.norm_eps), w.qkv, w.qkv_bias)
+        heads, kv = config.num_qo_heads, config.num_kv_heads
+        rows = joint.view(-1, heads + 2 * kv, config.head_dim)
+        q, k, v = rows[:, :heads], rows[:, heads : heads + kv], rows[:, heads + kv :]
+        if w.q_norm is not None and w.k_norm is not None:
+            q, k = self._normed(q, w.q_norm), self._normed(k, w.k_norm)
+        return q, k, v
+
+    def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        flat = x.reshape(-1, x.shape[-1])
+        return rms_norm(flat, weight, self.config.norm_eps).view(x.shape)
+
+    def finish_layer(
+        self, layer: int, hidden: torch.Tensor, attention: torch.Tensor
+    ) -> torch.Tensor:
+        """See `DecoderPart.finish_layer`."""
+        w, eps = self._layers[layer], self.config.norm_eps
+        if hidden.shape[0] == 1:
+            multiply_row(attention.view(1, -1), w.o, w.o_bias, add_to=hidden)
+            gated = multiply_row(
+                hidden, w.gate_up, w.gate_up_bias, norm=w.post_norm, eps=eps, gated=True
+            )
+            return multiply_row(gated, w.down, w.down_bias, add_to=hidden)
+        _add_product(hidden, attention.flatten(1), w.o, w.o_bias)
+        for rows in torch.split(hidden, MLP_ROWS):
+            x = rms_norm(rows, w.post_norm, eps)
+            gated = silu_mul(F.linear(x, w.gate_up, w.gate_up_bias))
+            _add_product(rows, gated, w.down, w.down_bias)
+        return hidden
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See `DecoderPart.logits`."""
+        return F.linear(rms_norm(hidden, self._norm, self.config.norm_eps), self._head).float()
+
+
+def _fuse(w: LayerWeights) -> _FusedLayer:
+    return _FusedLayer(
+        input_norm=w.input_norm,
+        qkv=torch.cat((w.q, w.k, w.v)),
+        qkv_bias=_stack(w.q_bias, w.k_bias, w.v_bias),
+        q_norm=w.q_norm,
+        k_norm=w.k_norm,
+        o=w.o,
+        o_bias=w.o_bias,
+        post_norm=w.post_norm,
+        gate_up=torch.cat((w.gate, w.up)),
+        gate_up_bias=_stack(w.gate_bias, w.up_bias),
+        down=w.down,
+        down_bias=w.down_bias,
+    )
+
+
+def _stack(*biases: torch.Tensor | None) -> torch.Tensor | None:
+    present = [bias for bias in biases if bias is not None]
+    return torch.cat(present) if present else None
+
+
+def _add_product(
+    total: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> None:
+    """`total` += x · weightᵀ (+ bias), in place."""
+    total.addmm_(x, weight.T)
+    if bias is not None:
+        total += bias

@@ -1,0 +1,51 @@
+"""Which device the engine runs on."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Literal
+
+from tsdoc.errors import ResourceError
+
+Device = Literal["cpu", "cuda"]
+DRIVERS = ("/dev/nvidiactl", "/dev/dxg")  # without one of these, a Linux machine has no CUDA device
+
+
+def resolve_device(wanted: Literal["auto", "cpu", "cuda"]) -> Device:
+    """Returns the device for a setting; auto is the GPU where there is one that can be used.
+
+    Raises:
+        ResourceError: "cuda" is asked for and cannot be had.
+    """
+    if wanted == "cpu":
+        return "cpu"
+    missing = _what_is_missing()
+    if missing is None:
+        return "cuda"
+    if wanted == "cuda":
+        raise ResourceError(
+            f"{missing}, so the model cannot run on a GPU", hint="Use --device cpu."
+        )
+    return "cpu"
+
+
+def device_bytes(wanted: Literal["auto", "cpu", "cuda"]) -> int:
+    """Memory of the GPU that `wanted` resolves to; 0 for the CPU."""
+    if resolve_device(wanted) == "cpu":
+        return 0
+    import torch
+
+    return int(torch.cuda.get_device_properties(0).total_memory)
+
+
+def _what_is_missing() -> str | None:
+    # torch takes seconds to import, so the driver is looked for first.
+    if sys.platform == "linux" and not any(Path(path).exists() for path in DRIVERS):
+        return "this machine has no NVIDIA driver"
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    import torch
+
+    return None if torch.cuda.is_available() else "torch finds no CUDA device"

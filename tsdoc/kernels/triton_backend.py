@@ -1,0 +1,113 @@
+"""The `triton` backend: one CUDA device, its memory, and the caches that live there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from tsdoc.engine.kv import KVPiece
+from tsdoc.errors import ResourceError
+from tsdoc.kernels.page_pool import PagePool
+from tsdoc.kernels.rope import RopeTable
+from tsdoc.kernels.selection import SelectionConfig
+from tsdoc.kernels.transfer import Transfer
+from tsdoc.kernels.triton_cache import CacheParts, TritonCache
+from tsdoc.models.config import ModelConfig
+
+WORK_BYTES = 5 << 30  # activations of a block, votes, gathered rows, what libraries take
+SPARE_TOKENS = 4096  # room for questions and answers behind a prompt
+
+
+class TritonBackend:
+    """See `Backend`. Serves one prompt: what is resident is never asked which prompt it is of.
+
+    Args:
+        config: Shape of the model.
+        kv_dtype: Type of the pool, "bfloat16" or "float32".
+        compute_dtype: Type of queries and matrix products.
+        device: A CUDA device; the CPU where kernels run in Triton's interpreter.
+        copy_back: Bring what is computed into the pieces; without that, a prompt that is kept
+            nowhere takes no host memory either.
+    """
+
+    save_ahead = 1
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        kv_dtype: str,
+        compute_dtype: torch.dtype,
+        device: torch.device,
+        copy_back: bool = True,
+    ) -> None:
+        self.device = device
+        self.pool = PagePool(
+            num_layers=config.num_layers,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            dtype=torch.float32 if kv_dtype == "float32" else torch.bfloat16,
+            device=device,
+        )
+        on_cuda = device.type == "cuda"
+        sms = torch.cuda.get_device_properties(device).multi_processor_count if on_cuda else 2
+        self._parts = CacheParts(
+            pool=self.pool,
+            transfer=Transfer(self.pool, device),
+            compute_dtype=compute_dtype,
+            device=device,
+            num_sms=sms,
+            copy_back=copy_back,
+        )
+
+    def cache(
+        self, pieces: Sequence[KVPiece], rope: RopeTable, config: SelectionConfig
+    ) -> TritonCache:
+        """See `Backend.cache`."""
+        end = max(piece.start + piece.capacity for piece in pieces)
+        if end > self.pool.capacity:
+            self._check_memory(end)
+            spare = SPARE_TOKENS if self.device.type == "cuda" else 0
+            self.pool.grow(end + spare)
+        return TritonCache(self._parts, pieces, rope, config)
+
+    def _check_memory(self, num_tokens: int) -> None:
+        """Plans before anything is computed, rather than failing in the middle.
+
+        Raises:
+            ResourceError: K and V of so many tokens do not fit beside the weights.
+        """
+        if self.device.type != "cuda":
+            return
+        free, total = torch.cuda.mem_get_info(self.device)
+        free += torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        held = self.pool.bytes_for(self.pool.capacity)
+        needed = self.pool.bytes_for(num_tokens + SPARE_TOKENS) - held
+        if needed + WORK_BYTES <= free:
+            return
+        per_token = self.pool.bytes_for(256) / 256
+        most = max(0, int((free + held - WORK_BYTES) / per_token) - SPARE_TOKENS)
+        raise ResourceError(
+            f"K and V of {num_tokens:,} tokens need {needed / 1e9:.1f} GB of device memory and "
+            f"the work {WORK_BYTES / 1e9:.1f} GB more; {free / 1e9:.1f} of {total / 1e9:.1f} GB "
+            "are free",
+            hint=f"About {most:,} tokens fit. Read less (--pages, --section, --exclude), choose a "
+            "smaller model, or use --device cpu.",
+        )
+
+
+def check_free(num_bytes: int, name: str) -> None:
+    """Checks that weights of `num_bytes` fit on the device.
+
+    Raises:
+        ResourceError: they do not.
+    """
+    free, total = torch.cuda.mem_get_info()
+    if num_bytes + WORK_BYTES > free:
+        raise ResourceError(
+            f"the weights need {num_bytes / 1e9:.1f} GB of device memory and the work "
+            f"{WORK_BYTES / 1e9:.1f} GB more; {free / 1e9:.1f} of {total / 1e9:.1f} GB are free",
+            where=name,
+            hint="Choose a smaller model (`tsdoc models list`) or --device cpu.",
+        )
