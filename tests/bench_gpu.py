@@ -27,8 +27,8 @@ from tsdoc.engine.decoder import Decoder
 from tsdoc.engine.engine import Engine
 from tsdoc.engine.fused_decoder import FusedDecoder
 from tsdoc.engine.generate import GenerationConfig
-from tsdoc.engine.kv import MemoryPiece
 from tsdoc.engine.random_weights import RandomWeights
+from tsdoc.kernels.kv import MemoryPiece
 from tsdoc.kernels.rope import make_rope_table
 from tsdoc.kernels.selection import SelectionConfig, chunk_range
 from tsdoc.kernels.triton_backend import TritonBackend

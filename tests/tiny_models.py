@@ -11,7 +11,7 @@ import transformers
 
 from tsdoc.engine.decoder import Decoder
 from tsdoc.engine.engine import Engine
-from tsdoc.engine.kv import MemoryPiece
+from tsdoc.kernels.kv import MemoryPiece
 from tsdoc.kernels.selection import SelectionConfig
 from tsdoc.models.config import ModelConfig, from_hf
 

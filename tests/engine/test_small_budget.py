@@ -13,8 +13,8 @@ from tests.tiny_models import make_engine, make_oracle, memory_piece, token_ids
 from tsdoc.engine.engine import Engine
 from tsdoc.engine.forward import chunk_bounds
 from tsdoc.engine.generate import GenerationConfig
-from tsdoc.engine.kv import MemoryPiece
 from tsdoc.errors import UsageError
+from tsdoc.kernels.kv import MemoryPiece
 from tsdoc.kernels.selection import SelectionConfig
 
 SMALL = SelectionConfig(n_init=4, n_local=12, top_k=10, chunk_size=16)

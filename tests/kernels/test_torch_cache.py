@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from tsdoc.engine.kv import MemoryPiece
 from tsdoc.kernels import torch_cache
 from tsdoc.kernels.attention import reference_attention
+from tsdoc.kernels.kv import MemoryPiece
 from tsdoc.kernels.rope import make_rope_table
 from tsdoc.kernels.selection import SelectionConfig, chunk_range, top_indices, votes
 from tsdoc.kernels.torch_cache import TorchCache

@@ -12,10 +12,10 @@ import torch
 from tsdoc.engine.decoder import DecoderPart
 from tsdoc.engine.forward import Runner, chunk_bounds
 from tsdoc.engine.generate import Generation, GenerationConfig
-from tsdoc.engine.kv import KVPiece
 from tsdoc.engine.selection_cache import MAX_HITS
 from tsdoc.errors import UsageError
 from tsdoc.kernels.interface import Backend, DeviceCache, Pending
+from tsdoc.kernels.kv import KVPiece
 from tsdoc.kernels.rope import make_rope_table
 from tsdoc.kernels.selection import SelectionConfig
 from tsdoc.kernels.torch_cache import TorchBackend

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from tsdoc.engine.kv import KVPiece
+from tsdoc.kernels.kv import KVPiece
 from tsdoc.kernels.rope import RopeTable
 from tsdoc.kernels.selection import ChunkRange, SelectionConfig
 

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 import numpy as np
 import torch
 
-from tsdoc.engine.kv import KVPiece
+from tsdoc.kernels.kv import KVPiece
 from tsdoc.kernels.page_pool import PagePool
 from tsdoc.kernels.torch_cache import as_tensor
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from tsdoc.engine.kv import KVPiece
 from tsdoc.errors import ResourceError
+from tsdoc.kernels.kv import KVPiece
 from tsdoc.kernels.page_pool import PagePool
 from tsdoc.kernels.rope import RopeTable
 from tsdoc.kernels.selection import SelectionConfig

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from tsdoc.engine.kv import KVPiece
 from tsdoc.kernels.interface import Ranges
+from tsdoc.kernels.kv import KVPiece
 from tsdoc.kernels.page_pool import PAGE_SIZE, PagePool
 from tsdoc.kernels.rope import RopeTable
 from tsdoc.kernels.selection import ChunkRange, SelectionConfig, top_indices, votes

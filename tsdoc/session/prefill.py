@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tsdoc.engine.kv import KVPiece, MemoryPiece
 from tsdoc.errors import CorruptPageError, ResourceError, StoreError, TsdocError
+from tsdoc.kernels.kv import KVPiece, MemoryPiece
 from tsdoc.progress import Reporter
 from tsdoc.prompt.tokenizer import Ids
 from tsdoc.store.key import KVShape, ModelKey

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from tsdoc.engine.kv import MemoryPiece
 from tsdoc.errors import CorruptPageError
 from tsdoc.home import Home
 from tsdoc.ingest.document import Document, IngestWarning
 from tsdoc.kernels.devices import Device, resolve_device
+from tsdoc.kernels.kv import MemoryPiece
 from tsdoc.models.locate import LocatedModel
 from tsdoc.progress import Reporter
 from tsdoc.prompt.assemble import Prompt

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from tsdoc.engine.kv import KVPiece
+from tsdoc.kernels.kv import KVPiece
 from tsdoc.store.key import Ids
 from tsdoc.store.locks import Lock
 from tsdoc.store.manifest import Manifest, Part

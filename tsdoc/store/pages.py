@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from tsdoc.engine.kv import KVArray
 from tsdoc.errors import CorruptPageError, DamagedStoreError
+from tsdoc.kernels.kv import KVArray
 from tsdoc.store.files import open_file
 from tsdoc.store.journal import first_page
 from tsdoc.store.key import PAGE_SIZE

@@ -8,8 +8,8 @@ from typing import Protocol
 
 import numpy as np
 
-from tsdoc.engine.kv import KVPiece
 from tsdoc.errors import CorruptPageError, StoreError
+from tsdoc.kernels.kv import KVPiece
 from tsdoc.store.key import Ids
 from tsdoc.store.manifest import Part
 from tsdoc.store.owned import OwnSegment, check_end

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tests.kernels.triton.cases import assert_close, make_rope
-from tsdoc.engine.kv import KVPiece, MemoryPiece
 from tsdoc.errors import CorruptPageError
+from tsdoc.kernels.kv import KVPiece, MemoryPiece
 from tsdoc.kernels.selection import SelectionConfig, chunk_range
 from tsdoc.kernels.torch_cache import TorchCache
 from tsdoc.kernels.triton_backend import TritonBackend
