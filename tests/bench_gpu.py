@@ -208,6 +208,9 @@ def prefill(decoder: FusedDecoder, num_tokens: int, block: int, chunk: int) -> l
         "total_s": total,
         "tokens_per_s": num_tokens / total,
         "peak_GB": torch.cuda.max_memory_allocated() / 1e9,
+        "finite": bool(
+            engine.backend.pool.keys[-1][num_tokens - 4096 : num_tokens].isfinite().all()
+        ),
     }
     row |= {f"at_{end // 1024}k_s": t for end, t in marks if end in (131_072, 524_288)}
     return [row]

@@ -92,7 +92,7 @@ def test_votes_of_a_block_equal_the_reference(
         q, pool.keys, pool.page_table, make_meta(ranges, [20] * len(starts), device),
         low=ranges[-1].init_end, common_high=min(r.local_start for r in ranges),
         high=max(r.local_start for r in ranges), per_kv_head=sets == "per_kv_head", num_sms=2,
-        tuning=ScoreTuning(votes_tiles=2, stats_block=64, votes_block=64),
+        tuning=ScoreTuning(votes_tiles=2),
     )  # fmt: skip
     given = rounded(q)
     for number, r in enumerate(ranges):

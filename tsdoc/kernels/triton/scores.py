@@ -36,11 +36,11 @@ class ScoreTuning:
         votes_programs: Programs of pass 2 per multiprocessor.
     """
 
-    stats_block: int = 64
+    stats_block: int = 128
     stats_warps: int = 4
-    stats_stages: int = 3
+    stats_stages: int = 2
     stats_registers: int | None = None
-    stats_programs: int = 3
+    stats_programs: int = 2
     votes_block: int = 128
     votes_warps: int = 4
     votes_stages: int = 2
@@ -187,11 +187,9 @@ def _stats_kernel(
     peak = tl.full([R], float("-inf"), tl.float32)
     total = tl.zeros([R], tl.float32)
 
-    share = tl.cdiv(tile_high - tile_low, num_splits)
-    begin = tile_low + split * share
-    end = min(begin + share, tile_high)
-    inner_begin = min(max(begin, tile_inner), end)
-    inner_end = max(inner_begin, min(end, tile_outer))
+    share = tl.cdiv(tl.maximum(tile_outer - tile_inner, 0), num_splits)
+    inner_begin = tile_inner + split * share
+    inner_end = tl.minimum(inner_begin + share, tile_outer)
     if inner_end > inner_begin:
         # Sums relative to the first tile's maximum need no running one. They overflow only where
         # later scores exceed it by 127 (in base 2), and then the careful way is taken.
@@ -220,9 +218,10 @@ def _stats_kernel(
                 total += tl.sum(tl.exp2(scores - new_peak[:, None]), 1)
                 peak = new_peak
     # The tiles before and behind the inner ones, where chunks differ in what they may select.
-    num_before = inner_begin - begin
-    for number in range(0, num_before + end - inner_end):
-        tile = tl.where(number < num_before, begin + number, inner_end + number - num_before)
+    num_before = tl.maximum(tl.minimum(tile_inner, tile_high) - tile_low, 0)
+    behind = tl.maximum(tile_outer, tile_low + num_before)
+    for number in range(split, num_before + tl.maximum(tile_high - behind, 0), num_splits):
+        tile = tl.where(number < num_before, tile_low + number, behind + number - num_before)
         k = _load_keys(
             keys_ptr, page_table_ptr, tile * BLOCK_N, kv_head, dims,
             NUM_KV, HEAD_DIM, BLOCK_D, BLOCK_N, PAGE,
@@ -529,8 +528,14 @@ def block_votes(
             num_stages=1 if exact else tuning.votes_stages, **shared,
             **{name: value for name, value in constants.items() if name not in skipped},
         )  # fmt: skip
+    # Smaller tiles for the few at the border, so that more programs share them.
+    part = min(size, 64)
+    low_tile, inner, outer, high_tile = (
+        edge * (size // part) for edge in (low_tile, inner, outer, high_tile)
+    )
     num_border = inner - low_tile + high_tile - max(outer, inner)
     if num_border > 0:
+        shared["BLOCK_N"] = part
         programs = min(num_border, num_sms * tuning.votes_programs)
         _border_votes_kernel[(num_sets, programs, num_batches)](
             scaled, keys, page_table, meta, allowed, lse, votes, num_chunks, num_heads, length,
