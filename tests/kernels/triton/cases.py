@@ -75,6 +75,12 @@ def make_meta(ranges: list[ChunkRange], selected: list[int], device: torch.devic
     return torch.tensor(rows, dtype=torch.int32, device=device)
 
 
+def only_on_gpu(device: torch.device, wanted: bool) -> None:
+    """Leaves a combination to the GPU: the interpreter runs enough of them to meet every branch."""
+    if wanted and device.type == "cpu":
+        pytest.skip("the interpreter is slow: a GPU runs this combination")
+
+
 class Poison:
     """Makes torch.empty give NaN (or -1), so that a missing write is seen."""
 
