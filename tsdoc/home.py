@@ -37,12 +37,18 @@ def find_home() -> Home:
 
     Raises:
         UsageError: TSDOC_HOME is not an absolute path.
+        StoreError: it belongs to another user.
     """
     value = os.environ.get("TSDOC_HOME")
     if value:
         if not Path(value).is_absolute():
             raise UsageError("TSDOC_HOME must be an absolute path", where=value)
-        return Home(Path(value))
+        root = Path(value)
+        if root.exists() and hasattr(os, "getuid") and root.stat().st_uid != os.getuid():
+            raise StoreError(
+                "belongs to another user", where=value, hint="Point TSDOC_HOME elsewhere."
+            )
+        return Home(root)
     import platformdirs
 
     return Home(Path(platformdirs.user_data_dir("tsdoc", appauthor=False)))

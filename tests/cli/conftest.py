@@ -67,7 +67,7 @@ class FakeSession:
             prompt_tokens=100, reused_tokens=reused, prefill_tokens=100 - reused, kv_bytes=2_000_000
         )
 
-    def prepare(self) -> SimpleNamespace:
+    def prepare(self, *, must_keep: bool = False) -> SimpleNamespace:
         reused = self.behaviour.reused_tokens
         return SimpleNamespace(
             prompt_tokens=100,

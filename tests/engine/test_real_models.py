@@ -23,7 +23,7 @@ from tsdoc.prompt.tokenizer import TextTokenizer
 pytestmark = [pytest.mark.model, pytest.mark.timeout(3000)]
 
 NUM_PROMPTS = 20
-NUM_NEW = 12
+NUM_NEW = 8
 COVERING = SelectionConfig(top_k=6000, chunk_size=128)
 
 
@@ -54,20 +54,25 @@ def pair(
 
 
 def make_prompts(tokenizer: TextTokenizer) -> list[np.ndarray]:
-    """Stories about people and places: every prompt has much to copy and something to go on."""
+    """What tsdoc is for: a text, a question that it answers, and the answer's beginning."""
     rng = random.Random(0)
     people = ["Anna", "Boris", "Chidi", "Dora", "Emil", "Farah", "Goro", "Hanna"]
     places = ["Lisbon", "Oslo", "Nairobi", "Quito", "Kyoto", "Tunis", "Perth", "Lima"]
     things = ["violin", "map", "lantern", "letter", "bicycle", "camera", "compass", "kettle"]
     prompts = []
-    for number in range(NUM_PROMPTS):
-        lines = [
-            f"{rng.choice(people)} went to {rng.choice(places)} and bought a {rng.choice(things)} "
-            f"for {rng.randrange(3, 90)} coins."
-            for _ in range(8 + number // 2)
-        ]
-        text = "\n".join(lines) + f"\nThe next day {rng.choice(people)} went to"
-        ids, _ = tokenizer.encode(text)
+    for _ in range(NUM_PROMPTS):
+        rng.shuffle(people)
+        rng.shuffle(places)
+        rng.shuffle(things)
+        coins = rng.sample(range(10, 90), len(people))
+        facts = list(zip(people, places, things, coins, strict=True))
+        text = "\n".join(
+            f"{who} went to {where} and bought a {what} for {price} coins."
+            for who, where, what, price in facts
+        )
+        who, *_ = rng.choice(facts)
+        text += f"\nQuestion: Where did {who} go, what did {who} buy, and for how many coins?"
+        ids, _ = tokenizer.encode(f"{text}\nAnswer: {who} went to")
         prompts.append(ids)
     return prompts
 

@@ -140,6 +140,17 @@ def test_a_full_disk_is_a_warning_while_memory_suffices(
     assert not [p for p in files_below(home.store) if p.name == "kv.bin" and p.stat().st_size]
 
 
+def test_what_must_be_kept_fails_on_a_full_disk(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(ResourceError), start() as session:
+        session.prepare(must_keep=True)
+
+
 def test_neither_disk_nor_memory_is_one_clear_error(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:

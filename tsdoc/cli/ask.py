@@ -156,7 +156,7 @@ def ingest(
         run, settings=settings, sources=sources or [], reading=reading, offline=model.offline
     ) as session:
         estimate = session.estimate()
-        prepared = session.prepare()
+        prepared = session.prepare(must_keep=settings.store.enabled)
         if run.output.json:
             run.answer(
                 {

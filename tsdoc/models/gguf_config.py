@@ -68,6 +68,26 @@ class TensorPlan:
     rotary_heads: int
 
 
+def supported_architecture(header: GgufHeader) -> str:
+    """Returns the architecture, before anything else of the file is looked at.
+
+    Raises:
+        ModelError: it is not supported, or the file is one part of several.
+    """
+    architecture = str(header.metadata.get("general.architecture"))
+    if architecture not in ARCHITECTURES:
+        raise ModelError(
+            f"architecture {architecture} is not supported",
+            hint=f"Supported in GGUF files: {', '.join(ARCHITECTURES)}.",
+        )
+    if header.metadata.get("split.count", 1) not in (0, 1):
+        raise ModelError(
+            "one part of a model that is split over several GGUF files",
+            hint="Join them first: llama-gguf-split --merge FIRST-PART.gguf JOINED.gguf",
+        )
+    return architecture
+
+
 def build_config(
     header: GgufHeader, *, rope_factors: Sequence[float] | None, vocab_size: int
 ) -> dict[str, Any]:
@@ -81,17 +101,7 @@ def build_config(
     Raises:
         ModelError: the architecture or a feature of it is not supported, or a key is missing.
     """
-    architecture = str(header.metadata.get("general.architecture"))
-    if architecture not in ARCHITECTURES:
-        raise ModelError(
-            f"architecture {architecture} is not supported",
-            hint=f"Supported in GGUF files: {', '.join(ARCHITECTURES)}.",
-        )
-    if header.metadata.get("split.count", 1) not in (0, 1):
-        raise ModelError(
-            "one part of a model that is split over several GGUF files",
-            hint="Join them first: llama-gguf-split --merge FIRST-PART.gguf JOINED.gguf",
-        )
+    architecture = supported_architecture(header)
     values = _Values(header.metadata, architecture)
     _refuse_unsupported(values)
     hidden_size = values.count("embedding_length")

@@ -15,7 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from tsdoc.errors import ModelError
-from tsdoc.models.gguf_config import ROPE_FREQS, TensorPlan, build_config, plan_tensors
+from tsdoc.models.gguf_config import (
+    ROPE_FREQS,
+    TensorPlan,
+    build_config,
+    plan_tensors,
+    supported_architecture,
+)
 from tsdoc.models.gguf_header import GgufHeader, GgufTensor, read_gguf_header
 from tsdoc.models.gguf_tokenizer import write_tokenizer
 from tsdoc.models.safetensors_writer import SafetensorsWriter
@@ -47,6 +53,7 @@ def convert_gguf(
 
 def _convert(path: Path, directory: Path, on_progress: Callable[[int, int], None]) -> None:
     header = read_gguf_header(path)
+    supported_architecture(header)
     with path.open("rb") as file:
         config = build_config(
             header, rope_factors=_rope_factors(file, header), vocab_size=_vocab_size(header)

@@ -63,8 +63,11 @@ class Prefill:
         """Bytes of K and V of one token over all layers."""
         return 2 * self.shape.num_layers * self.shape.row_bytes
 
-    def run(self) -> PromptKV:
+    def run(self, *, must_keep: bool = False) -> PromptKV:
         """Opens, resumes or computes K and V.
+
+        Args:
+            must_keep: Without a place in the store, computing them would be for nothing.
 
         Raises:
             ResourceError: neither disk nor memory can hold them.
@@ -79,6 +82,8 @@ class Prefill:
         try:
             return self._into_store(self.store)
         except (ResourceError, StoreError) as error:
+            if must_keep:
+                raise
             self._check_memory(error)
             message = f"{error.message}; going on in memory, nothing is kept"
             self.reporter.warn("not_kept", error.where or "", message)

@@ -117,14 +117,17 @@ class Session:
             kv_bytes=remaining * job.bytes_per_token,
         )
 
-    def prepare(self) -> Prepared:
+    def prepare(self, *, must_keep: bool = False) -> Prepared:
         """Makes K and V of the whole prompt available: opened, resumed or computed.
+
+        Args:
+            must_keep: Fails where the store has no room, instead of going on in memory.
 
         Raises:
             ResourceError: neither disk nor memory can hold them.
             ModelError: the weights cannot be loaded.
         """
-        kv = self._load_kv()
+        kv = self._load_kv(must_keep=must_keep)
         return Prepared(
             prompt_tokens=len(self.prompt.ids),
             reused_tokens=kv.reused_tokens,
@@ -178,9 +181,9 @@ class Session:
             times_s={"first_token": first_s, "decode": total_s - first_s},
         )
 
-    def _load_kv(self) -> PromptKV:
+    def _load_kv(self, *, must_keep: bool = False) -> PromptKV:
         if self._kv is None:
-            kv = self._job.run()
+            kv = self._job.run(must_keep=must_keep)
             if kv.entry is not None:
                 self._resources.enter_context(kv.entry)
             if kv.prefill_s:
