@@ -152,6 +152,7 @@ class Session:
         config = self._generation_config()
         begun = time.perf_counter()
         answer = _Transcript(self.tokenizer, on_text)
+        num_repaired = 0
         while True:
             tail = self._tail(start, room)
             generation = engine.generate([*kv.pieces, tail], ids, start, config)
@@ -164,11 +165,12 @@ class Session:
                     raise
                 # The same answer starts over; what was shown of it is not shown again.
                 self._job.repair(engine, error, kv.entry)
+                num_repaired += error.end - error.start
         total_s = time.perf_counter() - begun
         first_s = answer.first_token_at - begun if answer.num_tokens else total_s
         self._num_answers += 1
         # Further questions of this process reuse what the first one had to wait for.
-        reused = kv.reused_tokens if self._num_answers == 1 else start
+        reused = max((kv.reused_tokens if self._num_answers == 1 else start) - num_repaired, 0)
         return Answer(
             question=question,
             text=answer.text,
