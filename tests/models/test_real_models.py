@@ -30,7 +30,7 @@ def settings_of(name: str) -> ModelSettings:
     return check_settings(load_profile(name), where=name).model
 
 
-@pytest.fixture(scope="session", params=["tiny", "embedded"])
+@pytest.fixture(scope="session", params=["tiny", pytest.param("embedded", marks=pytest.mark.slow)])
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
