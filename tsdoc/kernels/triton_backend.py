@@ -12,7 +12,8 @@ from tsdoc.kernels.page_pool import PagePool
 from tsdoc.kernels.rope import RopeTable
 from tsdoc.kernels.selection import SelectionConfig
 from tsdoc.kernels.transfer import Transfer
-from tsdoc.kernels.triton_cache import CacheParts, TritonCache
+from tsdoc.kernels.triton_cache import TritonCache
+from tsdoc.kernels.triton_parts import CacheParts
 from tsdoc.models.config import ModelConfig
 
 WORK_BYTES = 5 << 30  # activations of a block, votes, gathered rows, what libraries take

@@ -51,6 +51,62 @@ class BlockPlan:
         return len(lengths) == 1 and len(set(self.num_before)) == 1
 
 
+class Planner:
+    """Makes plans, each once for all layers.
+
+    Args:
+        config: Selection settings.
+        device: Where the plans' tensors go.
+        num_positions: Positions there is room for.
+    """
+
+    def __init__(self, config: SelectionConfig, device: torch.device, num_positions: int) -> None:
+        self._config = config
+        self._device = device
+        self._num_positions = num_positions
+        self._plan: BlockPlan | None = None
+        self._allowed: tuple[tuple[tuple[int, int], ...], torch.Tensor] | None = None
+
+    def plan(
+        self,
+        ranges: Sequence[ChunkRange],
+        allowed: Ranges | None = None,
+        counts: Sequence[int] | None = None,
+    ) -> BlockPlan:
+        """The last plan where it fits, else a new one that is kept; see `make_plan`."""
+        plan = self._plan
+        prefix = self.prefix(allowed)
+        if (
+            plan is None
+            or plan.ranges != tuple(ranges)
+            or (counts is not None and plan.counts != tuple(counts))
+            or (counts is None and plan.allowed is not prefix)
+        ):
+            plan = self.make(ranges, allowed, counts)
+            self._plan = plan
+        return plan
+
+    def any_plan(self, ranges: Sequence[ChunkRange]) -> BlockPlan:
+        """A plan of these chunks, whatever they may select."""
+        plan = self._plan
+        return plan if plan is not None and plan.ranges == tuple(ranges) else self.plan(ranges)
+
+    def make(
+        self, ranges: Sequence[ChunkRange], allowed: Ranges | None, counts: Sequence[int] | None
+    ) -> BlockPlan:
+        """A plan that is not kept."""
+        return make_plan(ranges, self._config, allowed, self.prefix(allowed), self._device, counts)
+
+    def prefix(self, allowed: Ranges | None) -> torch.Tensor | None:
+        """Running count of allowed positions on the device, made once; None allows all."""
+        if allowed is None:
+            return None
+        key = tuple((int(a), int(b)) for a, b in allowed)
+        if self._allowed is None or self._allowed[0] != key:
+            self._allowed = (key, allowed_prefix(allowed, self._num_positions).to(self._device))
+        return self._allowed[1]
+
+
 def make_plan(
     ranges: Sequence[ChunkRange],
     config: SelectionConfig,

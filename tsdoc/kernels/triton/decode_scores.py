@@ -8,8 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
-from tsdoc.kernels.triton.scores import combine_stats
-from tsdoc.kernels.triton.tiles import PAGE_SIZE, first_row, padded, precision
+from tsdoc.kernels.triton.score_stats import combine_stats
+from tsdoc.kernels.triton.tiles import PAGE_SIZE, add_exp2, first_row, padded, precision
 from tsdoc.kernels.triton.topk import Maxima, empty_maxima, store_maxima
 
 
@@ -93,10 +93,7 @@ def _logits_kernel(
             scores,
             mask=valid[:, None],
         )
-        new_peak = tl.maximum(peak, tl.max(scores, 1))
-        safe = tl.where(new_peak == float("-inf"), 0.0, new_peak)
-        total = total * tl.exp2(peak - safe) + tl.sum(tl.exp2(scores - safe[:, None]), 1)
-        peak = new_peak
+        peak, total = add_exp2(scores, peak, total)
     tl.store(max_ptr + head * num_splits + split, peak, mask=valid)
     tl.store(sum_ptr + head * num_splits + split, total, mask=valid)
 

@@ -24,6 +24,18 @@ def masked_rows(page_table_ptr, positions, mask, PAGE: tl.constexpr):
     return pages * PAGE + positions % PAGE
 
 
+@triton.jit
+def add_exp2(scores, peak, total):
+    """Adds 2^scores [R, n] to sums `total` [R] relative to their running maxima `peak` [R].
+
+    Rows without a finite score so far stay at -inf and 0.
+    """
+    new_peak = tl.maximum(peak, tl.max(scores, 1))
+    safe = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+    total = total * tl.exp2(peak - safe) + tl.sum(tl.exp2(scores - safe[:, None]), 1)
+    return new_peak, total
+
+
 def padded(size: int, least: int = 1) -> int:
     """The next power of two, at least `least`."""
     return max(least, 1 << (size - 1).bit_length())

@@ -1,0 +1,30 @@
+"""What the caches of one CUDA device share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from tsdoc.kernels.page_pool import PagePool
+from tsdoc.kernels.transfer import Transfer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheParts:
+    """What a cache shares with the other caches of its backend.
+
+    Attributes:
+        pool: K and V.
+        transfer: Between pool and pieces.
+        compute_dtype: Type of queries and of the products.
+        num_sms: Multiprocessors of the device.
+        copy_back: Whether what is computed goes into the pieces.
+    """
+
+    pool: PagePool
+    transfer: Transfer
+    compute_dtype: torch.dtype
+    device: torch.device
+    num_sms: int
+    copy_back: bool
