@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -12,7 +13,13 @@ from tsdoc.kernels import torch_cache
 from tsdoc.kernels.attention import reference_attention
 from tsdoc.kernels.kv import MemoryPiece
 from tsdoc.kernels.rope import make_rope_table
-from tsdoc.kernels.selection import SelectionConfig, chunk_range, top_indices, votes
+from tsdoc.kernels.selection import (
+    SelectionConfig,
+    allowed_mask,
+    chunk_range,
+    top_indices,
+    votes,
+)
 from tsdoc.kernels.torch_cache import TorchCache
 from tsdoc.models.config import RopeConfig
 
@@ -115,3 +122,36 @@ def test_a_window_grows_and_equals_attention_from_its_first_local_token() -> Non
         grown = dataclasses.replace(around, start=position, end=position + 1)
         expected = cache.attend(0, q, selected, grown)
         torch.testing.assert_close(window.attend(q, position), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("sets", ["one", "per_kv_head"])
+@pytest.mark.parametrize(
+    "allowed", [[(30, 90)], [(100, 110), (40, 45)], [(0, 8), (190, 300)], [(210, 220)], []]
+)
+def test_restricted_candidates_are_selected_as_if_the_others_were_forbidden(
+    sets: Literal["one", "per_kv_head"], allowed: list[tuple[int, int]]
+) -> None:
+    config = dataclasses.replace(CONFIG, sets=sets)
+    cache, k, v = make_cache([100, 120], config)
+    cache.write(0, 0, k, v)
+    queries = torch.randn(2, KV_HEADS * GROUP, DIM)
+    ranges = [chunk_range(start, start + 8, config) for start in (120, 200)]
+    for query, around, chosen in zip(
+        queries, ranges, cache.select(0, queries, ranges, allowed), strict=True
+    ):
+        mask = allowed_mask(around.init_end, around.local_start, allowed)
+        assert mask is not None
+        count = min(config.top_k, int(mask.sum()))
+        if count == 0:
+            assert chosen.shape[1] == 0
+            continue
+        keys = k[around.init_end : around.local_start].repeat_interleave(GROUP, dim=1)
+        logits = torch.einsum("nhd,hd->hn", keys, query) / DIM**0.5
+        ballots = votes(
+            logits.masked_fill(~mask, -torch.inf),
+            config,
+            num_selected=count,
+            num_kv_heads=KV_HEADS,
+        )
+        expected = torch.stack([top_indices(row, count) for row in ballots]) + around.init_end
+        assert chosen.tolist() == expected.tolist()

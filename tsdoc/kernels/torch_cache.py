@@ -119,7 +119,7 @@ class TorchCache:
     def load(self, end: int) -> None:
         """See `DeviceCache.load`: pieces are read, and checked, where they lie."""
 
-    def save(self, start: int, end: int) -> Arrived:
+    def save(self, start: int, end: int, *, always: bool = False) -> Arrived:
         """See `DeviceCache.save`."""
         return Arrived()
 
@@ -151,49 +151,50 @@ class TorchCache:
         chosen: list[torch.Tensor | None] = [None] * len(ranges)
         scored: list[int] = []
         for at, r in enumerate(ranges):
+            every = _every_candidate(r, allowed, config.top_k)
             # What is scored begins at n_init, since a chunk before it has no candidates.
-            if r.num_candidates == 0 or (allowed is None and r.num_candidates <= config.top_k):
-                chosen[at] = torch.arange(r.init_end, r.local_start).expand(num_sets, -1)
-            else:
+            if every is None:
                 scored.append(at)
+            else:
+                chosen[at] = every.expand(num_sets, -1)
         num_heads = queries.shape[1]
         longest = max((ranges[at].num_candidates for at in scored), default=0)
         batch = max(1, SCORE_BYTES // max(4 * num_heads * longest, 1))
         for first in range(0, len(scored), batch):
             part = scored[first : first + batch]
-            logits = self._score(layer, queries[part], [ranges[at] for at in part])
+            first_key, last_key = _bounds([ranges[at] for at in part], allowed)
+            logits = self._score(layer, queries[part], first_key, last_key)
             for row, at in enumerate(part):
-                chosen[at] = self._choose(logits[:, row], ranges[at], allowed)
+                chosen[at] = self._choose(logits[:, row], first_key, ranges[at], allowed)
         return [c for c in chosen if c is not None]
 
-    def _score(
-        self, layer: int, queries: torch.Tensor, ranges: Sequence[ChunkRange]
-    ) -> torch.Tensor:
-        """Scaled scores [num_kv_heads, num_chunks, group, num_candidates of the last chunk]."""
-        num_chunks, num_heads, head_dim = queries.shape
-        init_end, end = ranges[0].init_end, max(r.local_start for r in ranges)
-        grouped = queries.view(num_chunks, self._num_kv_heads, -1, head_dim).transpose(0, 1)
+    def _score(self, layer: int, queries: torch.Tensor, start: int, end: int) -> torch.Tensor:
+        """Scaled scores [num_kv_heads, num_queries, group, end - start] of keys [start, end)."""
+        num_queries, num_heads, head_dim = queries.shape
+        grouped = queries.view(num_queries, self._num_kv_heads, -1, head_dim).transpose(0, 1)
         rows = (grouped * head_dim**-0.5).reshape(self._num_kv_heads, -1, head_dim)
-        logits = torch.empty(self._num_kv_heads, rows.shape[1], end - init_end)
-        for piece, first, last in self._covering(init_end, end):
+        logits = torch.empty(self._num_kv_heads, rows.shape[1], end - start)
+        for piece, first, last in self._covering(start, end):
             piece.check_keys(layer, first, last)
             keys, _ = self._rows(piece, layer)
             for tile in range(first, last, TILE):
                 stop = min(tile + TILE, last)
                 wide = keys[tile - piece.start : stop - piece.start].float()
                 scores = torch.bmm(rows, wide.permute(1, 2, 0))
-                logits[:, :, tile - init_end : stop - init_end] = scores
-        return logits.view(self._num_kv_heads, num_chunks, num_heads // self._num_kv_heads, -1)
+                logits[:, :, tile - start : stop - start] = scores
+        return logits.view(self._num_kv_heads, num_queries, num_heads // self._num_kv_heads, -1)
 
     def _choose(
         self,
         logits: torch.Tensor,
+        start: int,
         around: ChunkRange,
         allowed: Sequence[tuple[int, int]] | None,
     ) -> torch.Tensor:
-        """Votes and top-k of one chunk; `logits` [num_kv_heads, group, ≥ num_candidates]."""
-        scores = logits[..., : around.num_candidates].flatten(0, 1)
-        mask = allowed_mask(around.init_end, around.local_start, allowed)
+        """Votes and top-k of one chunk; `logits` [num_kv_heads, group, keys from `start` on]."""
+        end = min(around.local_start, start + logits.shape[-1])
+        scores = logits[..., : end - start].flatten(0, 1)
+        mask = allowed_mask(start, end, allowed)
         count = self._config.top_k
         if mask is not None:
             scores = scores.masked_fill(~mask, -torch.inf)
@@ -202,7 +203,7 @@ class TorchCache:
             num_sets = self._num_kv_heads if self._config.sets == "per_kv_head" else 1
             return torch.empty(num_sets, 0, dtype=torch.int64)
         ballots = votes(scores, self._config, num_selected=count, num_kv_heads=self._num_kv_heads)
-        return torch.stack([top_indices(row, count) for row in ballots]) + around.init_end
+        return torch.stack([top_indices(row, count) for row in ballots]) + start
 
     def attend_chunks(
         self,
@@ -295,6 +296,29 @@ class TorchCache:
             for piece in self._pieces
         ]
         return [(piece, first, last) for piece, first, last in shares if first < last]
+
+
+def _every_candidate(
+    around: ChunkRange, allowed: Sequence[tuple[int, int]] | None, most: int
+) -> torch.Tensor | None:
+    """All positions that a chunk may select, ascending; None where there are more than `most`."""
+    first, last = _bounds([around], allowed)
+    mask = allowed_mask(first, last, allowed)
+    if mask is None:
+        return torch.arange(first, last) if last - first <= most else None
+    positions = mask.nonzero().squeeze(1) + first
+    return positions if positions.numel() <= most else None
+
+
+def _bounds(
+    ranges: Sequence[ChunkRange], allowed: Sequence[tuple[int, int]] | None
+) -> tuple[int, int]:
+    """The keys [first, last) that must be scored for chunks which may select among `allowed`."""
+    first, last = ranges[0].init_end, max(r.local_start for r in ranges)
+    if allowed is not None:
+        first = max(first, min((start for start, _ in allowed), default=last))
+        last = max(first, min(last, max((end for _, end in allowed), default=first)))
+    return first, last
 
 
 def as_tensor(array: npt.NDArray[Any]) -> torch.Tensor:
