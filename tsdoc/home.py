@@ -31,6 +31,11 @@ class Home:
         """Source records."""
         return self.root / "records"
 
+    @property
+    def conversations(self) -> Path:
+        """Conversations that were given a name."""
+        return self.root / "conversations"
+
 
 def find_home() -> Home:
     """Returns the home that `TSDOC_HOME` names, or the platform's user data directory.

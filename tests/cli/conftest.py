@@ -58,6 +58,10 @@ class FakeSession:
         return self.behaviour.document
 
     @property
+    def prompt(self) -> SimpleNamespace:
+        return SimpleNamespace(ids=[0] * 100)
+
+    @property
     def warnings(self) -> list[IngestWarning]:
         return list(self.document.warnings)
 
@@ -96,6 +100,29 @@ class FakeSession:
         )
 
 
+@dataclass
+class FakeConversation:
+    """Turns of a made session; nothing is kept."""
+
+    session: Any
+    name: str | None
+    turns: list[Any] = field(default_factory=list)
+    num_tokens: int = 0
+    num_pending: int = 0
+
+    def __enter__(self) -> FakeConversation:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def ask(self, question: str, on_text: Callable[[str], None]) -> SimpleNamespace:
+        answer = self.session.ask(question, on_text)
+        self.turns.append(SimpleNamespace(question=question, finish_reason=answer.finish_reason))
+        self.num_tokens += 12
+        return answer
+
+
 class FakeServices(Services):
     """A library that reads nothing and answers what it is told to."""
 
@@ -107,6 +134,8 @@ class FakeServices(Services):
         self.count: CountTexts | None = None
         self.document = make_document()
         self.sessions: list[FakeSession] = []
+        self.conversations: list[FakeConversation] = []
+        self.kept_questions: list[str] = []
         self.before_answer: Callable[[Reporter], None] = lambda reporter: None
 
     def home(self) -> Home:
@@ -124,6 +153,16 @@ class FakeServices(Services):
             yield session
         finally:
             session.closed = True
+
+    def open_conversation(self, session: Any, *, name: str | None) -> Any:
+        turns = [
+            SimpleNamespace(question=question, finish_reason="interrupted")
+            for question in self.kept_questions
+        ]
+        tokens = 12 * len(turns)
+        conversation = FakeConversation(session, name, turns, tokens, tokens)
+        self.conversations.append(conversation)
+        return conversation
 
     def read_sources(
         self, sources: Sequence[str], options: IngestOptions, reporter: Reporter
@@ -209,8 +248,10 @@ def services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeServices:
 def cli(services: FakeServices) -> Cli:
     """Runs a command line and returns its exit code and streams."""
 
-    def run(*args: str, terminal: bool = False, stdin: str = "") -> Result:
-        stdout, stderr = Screen(terminal=terminal), Screen(terminal=terminal)
+    def run(
+        *args: str, terminal: bool = False, stdin: str = "", piped_stdout: bool = False
+    ) -> Result:
+        stdout, stderr = Screen(terminal=terminal and not piped_stdout), Screen(terminal=terminal)
         screen = Terminal(stdin=Screen(stdin, terminal=terminal), stdout=stdout, stderr=stderr)
         code = run_command(build_app(), args, terminal=screen, services=services)
         return Result(code, stdout.getvalue(), stderr.getvalue())

@@ -142,7 +142,7 @@ def test_ingest_says_what_is_kept(cli: Cli) -> None:
     assert (value["schema"], value["computed_tokens"]) == ("tsdoc.ingest/1", 100)
 
 
-@pytest.mark.parametrize("command", ["summarize", "ingest", "tokens", "text"])
+@pytest.mark.parametrize("command", ["chat", "summarize", "ingest", "tokens", "text"])
 def test_a_source_is_needed(cli: Cli, command: str) -> None:
     result = cli(command)
     assert result.code == 2

@@ -61,6 +61,16 @@ def answer_all(run: Run, session: Session, questions: Sequence[str]) -> list[Ans
 
 def report(run: Run, answer: Answer) -> None:
     """Says on stderr what an answer cost, and whether it was cut."""
+    say_cut(run, answer)
+    seconds = sum(answer.times_s.values())
+    run.reporter.note(
+        f"{answer.prompt_tokens:,} prompt tokens, {answer.reused_tokens:,} of them reused; "
+        f"{answer.generated_tokens:,} generated; {seconds:.1f} s"
+    )
+
+
+def say_cut(run: Run, answer: Answer) -> None:
+    """Warns of an answer that was cut for its length."""
     if answer.finish_reason == "length":
         run.reporter.warn(
             "answer_cut",
@@ -68,11 +78,6 @@ def report(run: Run, answer: Answer) -> None:
             f"the answer was cut after {answer.generated_tokens:,} tokens; "
             "--max-new-tokens allows more",
         )
-    seconds = sum(answer.times_s.values())
-    run.reporter.note(
-        f"{answer.prompt_tokens:,} prompt tokens, {answer.reused_tokens:,} of them reused; "
-        f"{answer.generated_tokens:,} generated; {seconds:.1f} s"
-    )
 
 
 def session_json(session: Session, answers: Sequence[Answer]) -> dict[str, object]:

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from tsdoc import __version__
-from tsdoc.cli import ask, cache, models, settings, sources
+from tsdoc.cli import ask, cache, chat, models, settings, sources
 from tsdoc.cli.console import standard_terminal
 from tsdoc.cli.edge import run_command
 from tsdoc.cli.interrupt import Interrupts
@@ -44,6 +44,7 @@ def build_app() -> typer.Typer:
     )
     app.callback()(_global_options)
     ask.add_commands(app)
+    chat.add_commands(app)
     sources.add_commands(app)
     cache.add_commands(app)
     models.add_commands(app)
@@ -59,12 +60,13 @@ def main(argv: Sequence[str] | None = None, *, services: Services | None = None)
     if not sys.warnoptions:
         warnings.simplefilter("ignore")  # of libraries, about themselves
     terminal = standard_terminal()
-    with Interrupts(terminal):
+    with Interrupts(terminal) as interrupts:
         status = run_command(
             app,
             list(sys.argv[1:] if argv is None else argv),
             terminal=terminal,
             services=services or Services(),
+            interrupts=interrupts,
         )
     sys.exit(status)
 

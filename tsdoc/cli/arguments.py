@@ -13,6 +13,7 @@ from tsdoc.errors import InputError, UsageError
 
 PASSWORD_VARIABLE = "TSDOC_PASSWORD"  # noqa: S105 - the name of a variable, not a secret
 MAX_QUESTIONS_BYTES = 1_000_000
+STDIN = "-"
 LAST_PAGE = 10**9
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
@@ -122,7 +123,7 @@ def _refuse_missing_question(positionals: Sequence[str]) -> None:
     if not positionals:
         raise UsageError("SOURCE and question missing", hint=_corrected(["book.pdf"]))
     last = positionals[-1]
-    is_source = last == "-" or _URL.match(last) is not None or os.path.lexists(last)
+    is_source = last == STDIN or _URL.match(last) is not None or os.path.lexists(last)
     if is_source:
         raise UsageError(
             f"question missing: {last!r}, the last argument, is a source",

@@ -36,7 +36,7 @@ class Terminal:
     """Standard output and standard error of one command.
 
     Args:
-        stdin: Read for confirmations alone.
+        stdin: Read for confirmations, and for the questions of a chat.
         stdout: Where the answer goes.
         stderr: Where everything else goes.
     """
@@ -45,7 +45,7 @@ class Terminal:
         self.stdin = stdin
         self.stdout = stdout
         self.stderr = stderr
-        for stream in (stdout, stderr):
+        for stream in (stdin, stdout, stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="replace")
 
@@ -93,6 +93,26 @@ class Terminal:
     def say(self, message: str) -> None:
         """Writes one line to stderr."""
         self._put(self.stderr, visible_line(message) + "\n")
+
+    def read_line(self, prompt: str) -> str | None:
+        """Asks for a line, with editing and history where terminal and Python have them.
+
+        The prompt goes to the screen, never into an answer that is piped.
+
+        Returns:
+            The line without its end; None at the end of input.
+        """
+        self.flush()
+        if self.answers_on_screen and self.animated and self.stdin is sys.stdin:
+            try:
+                return input(prompt)
+            except EOFError:
+                return None
+        if self.interactive:
+            self._put(self.stderr, prompt)
+            self.stderr.flush()
+        line = self.stdin.readline()
+        return line.removesuffix("\n").removesuffix("\r") if line else None
 
     def prompt(self, question: str) -> str:
         """Writes a question to stderr and returns the line typed; empty at the end of input."""

@@ -8,6 +8,7 @@ import typer
 from typer.exceptions import TyperException
 
 from tsdoc.cli.console import ClosedPipeError, Terminal
+from tsdoc.cli.interrupt import Interrupts
 from tsdoc.cli.options import Output
 from tsdoc.cli.run import Run
 from tsdoc.cli.services import Services
@@ -17,10 +18,15 @@ CLOSED_PIPE = 141  # what a shell reports for a program that SIGPIPE ended
 
 
 def run_command(
-    app: typer.Typer, args: Sequence[str], *, terminal: Terminal, services: Services
+    app: typer.Typer,
+    args: Sequence[str],
+    *,
+    terminal: Terminal,
+    services: Services,
+    interrupts: Interrupts | None = None,
 ) -> int:
     """Runs one command line and returns its exit code; raises nothing."""
-    run = Run(terminal=terminal, services=services, output=_raw_output(args))
+    run = Run(terminal=terminal, services=services, output=_raw_output(args), interrupts=interrupts)
     try:
         error = _invoke(app, args, run)
         if isinstance(error, int):

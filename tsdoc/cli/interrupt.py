@@ -18,13 +18,18 @@ class Interrupts:
         self._terminal = terminal
         self._count = 0
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Interrupts:
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as under nohup
             signal.signal(signal.SIGINT, self._handle)
+        return self
 
     def __exit__(self, *error: object) -> None:
         # What is left is the interpreter's own shutdown: nothing there can be stopped in order.
         self._count += 1
+
+    def forgive(self) -> None:
+        """The command goes on after a Ctrl-C: the next one counts as the first again."""
+        self._count = 0
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self._count += 1

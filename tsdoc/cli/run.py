@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tsdoc.cli.arguments import find_password, parse_pages
 from tsdoc.cli.console import Terminal
+from tsdoc.cli.interrupt import Interrupts
 from tsdoc.cli.options import Engine, Model, Output, Reading, Sampling, Tuning
 from tsdoc.cli.reporter import ConsoleReporter
 from tsdoc.cli.services import Services
@@ -25,15 +26,24 @@ class Run:
         terminal: The streams.
         services: The library.
         output: What the raw arguments say about JSON and debugging, until they are parsed.
+        interrupts: Counts Ctrl-C, for a command that goes on after one.
 
     Attributes:
         command: The command's full name, "tsdoc ask".
         keeps: Whether what is prefilled can be resumed.
     """
 
-    def __init__(self, *, terminal: Terminal, services: Services, output: Output) -> None:
+    def __init__(
+        self,
+        *,
+        terminal: Terminal,
+        services: Services,
+        output: Output,
+        interrupts: Interrupts | None = None,
+    ) -> None:
         self.terminal = terminal
         self.services = services
+        self.interrupts = interrupts or Interrupts(terminal)
         self.output = output
         self.command = "tsdoc"
         self.keeps = False

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from tsdoc.models.download_plan import DownloadPlan
     from tsdoc.models.locate import LocatedModel
     from tsdoc.progress import Reporter
-    from tsdoc.session import Session
+    from tsdoc.session import Conversation, Session
+    from tsdoc.session.kept import KeptConversation
     from tsdoc.settings import Settings
     from tsdoc.store.store import Store
 
@@ -86,6 +87,26 @@ class Services:
             reporter=reporter,
             offline=offline,
         )
+
+    def open_conversation(
+        self, session: Session, *, name: str | None
+    ) -> AbstractContextManager[Conversation]:
+        """Begins or takes up a conversation; see `tsdoc.session.Conversation`."""
+        from tsdoc.session import Conversation
+
+        return Conversation(session=session, name=name)
+
+    def list_conversations(self, home: Home) -> dict[str, KeptConversation | None]:
+        """Lists kept conversations; see `tsdoc.session.kept.list_conversations`."""
+        from tsdoc.session.kept import list_conversations
+
+        return list_conversations(home)
+
+    def forget_conversation(self, home: Home, name: str) -> None:
+        """Removes a kept conversation; see `tsdoc.session.kept.forget_conversation`."""
+        from tsdoc.session.kept import forget_conversation
+
+        forget_conversation(home, name)
 
     def read_sources(
         self, sources: Sequence[str], options: IngestOptions, reporter: Reporter

@@ -40,6 +40,7 @@ class Generation:
 
     Attributes:
         tokens: Ids generated so far, without the stop token.
+        end: K and V of [start, end) are computed; those of the last token may not be.
         finish_reason: "stop" or "length"; None while it goes on.
         reuse: The answer's Selection Cache, with its counts of look-ups and hits.
     """
@@ -50,11 +51,17 @@ class Generation:
     start: int
     config: GenerationConfig
     tokens: list[int] = field(default_factory=list)
+    end: int = field(init=False)
     finish_reason: Literal["stop", "length"] | None = None
     reuse: SelectionCache | DeviceDecode = field(init=False)
 
     def __post_init__(self) -> None:
         self.reuse = SelectionCache(self.config.theta)
+        self.end = self.start
+
+    def keep(self) -> None:
+        """Brings K and V of [start, end) into the pieces, for what is asked next."""
+        self.cache.save(self.start, self.end, always=True).wait()
 
     def __iter__(self) -> Iterator[int]:
         config = self.config
@@ -71,6 +78,7 @@ class Generation:
                 allowed=config.allowed,
                 need_logits=last == position,
             )
+            self.end = last
         sampler = Sampler(config.sampling)
         reuse = SelectionCache(config.theta)
         decode = self.cache.start_decode(
@@ -94,3 +102,4 @@ class Generation:
                     self.cache, token, position, reuse, allowed=config.allowed
                 )
             position += 1
+            self.end = position

@@ -86,8 +86,14 @@ class DeviceCache(Protocol):
             CorruptPageError: a page does not match its checksum.
         """
 
-    def save(self, start: int, end: int) -> Pending:
-        """Begins to bring K and V of [start, end) into the pieces, where they are not there yet."""
+    def save(self, start: int, end: int, *, always: bool = False) -> Pending:
+        """Begins to bring K and V of [start, end) into the pieces, where they are not there yet.
+
+        Args:
+            start: First position.
+            end: Position after the last.
+            always: Also on a device that keeps a prompt's K and V to itself.
+        """
 
     def write(self, layer: int, start: int, k: torch.Tensor, v: torch.Tensor) -> None:
         """Stores `k` and `v` [num_tokens, num_kv_heads, head_dim], without RoPE, as kv_dtype."""

@@ -91,6 +91,11 @@ class MemoryPiece:
         rows: KVArray = self._data[layer, 1]
         return rows
 
+    def shorten(self, capacity: int) -> None:
+        """Gives up the room behind the first `capacity` tokens, so that a piece can follow."""
+        self.capacity = capacity
+        self._data = self._data[:, :, :capacity]
+
     def check_keys(self, layer: int, start: int, end: int) -> None:
         """Memory is trusted."""
 

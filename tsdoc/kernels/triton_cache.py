@@ -49,11 +49,11 @@ class TritonCache:
         self._parts.transfer.load(self._pieces, end)
         self._parts.pool.resident = end
 
-    def save(self, start: int, end: int) -> Saved:
+    def save(self, start: int, end: int, *, always: bool = False) -> Saved:
         """See `DeviceCache.save`."""
         pool = self._parts.pool
         pool.resident = max(pool.resident, end)
-        if not self._parts.copy_back:
+        if not (self._parts.copy_back or always):
             return Saved([])
         return self._parts.transfer.save(self._pieces, start, end)
 

@@ -37,6 +37,12 @@ class ChatTemplate:
         return hashlib.sha256(parts.encode("ascii")).hexdigest()
 
     @cached_property
+    def turn_format(self) -> str:
+        """Hex digest of what decides the ids of turns; one conversation needs one format."""
+        parts = [self.tokenizer.fingerprint, self.rendered.turn, self.rendered.tail, _SEPARATOR]
+        return hashlib.sha256(json.dumps(parts).encode("ascii")).hexdigest()
+
+    @cached_property
     def head_ids(self) -> Ids:
         """Everything before the document: system text and the start of the user's turn."""
         if self.rendered.has_template:

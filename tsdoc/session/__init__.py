@@ -3,10 +3,12 @@
 open_session   locate the model → read sources (or their record) → prompt → limits
 prepare        find the prompt's KV in the store, or prefill and keep it
 ask            question behind the prompt → answer, streamed
+Conversation   questions behind one another, kept under a name
 """
 
+from tsdoc.session.conversation import Conversation
 from tsdoc.session.opening import open_session
 from tsdoc.session.results import Answer, Estimate, Prepared
 from tsdoc.session.session import Session
 
-__all__ = ["Answer", "Estimate", "Prepared", "Session", "open_session"]
+__all__ = ["Answer", "Conversation", "Estimate", "Prepared", "Session", "open_session"]

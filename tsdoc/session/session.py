@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from tsdoc.errors import CorruptPageError
+from tsdoc.errors import CorruptPageError, ResourceError
 from tsdoc.home import Home
 from tsdoc.ingest.document import Document, IngestWarning
 from tsdoc.kernels.devices import Device, resolve_device
@@ -23,6 +23,7 @@ from tsdoc.session.limits import check_length
 from tsdoc.session.loading import LoadedModel, load_model, resolve_compute_dtype
 from tsdoc.session.prefill import Prefill, PromptKV
 from tsdoc.session.results import Answer, Estimate, Prepared
+from tsdoc.session.tail import Tail
 from tsdoc.settings import Settings
 from tsdoc.store.key import KVShape, ModelKey
 
@@ -137,28 +138,48 @@ class Session:
             times_s=dict(self.times_s),
         )
 
-    def ask(self, question: str, on_text: Callable[[str], None]) -> Answer:
+    def ask(
+        self, question: str, on_text: Callable[[str], None], *, tail: Tail | None = None
+    ) -> Answer:
         """Answers one question; `on_text` receives the answer as it comes.
+
+        Args:
+            question: The question.
+            on_text: Receives the answer as it comes.
+            tail: The conversation that the question goes on with; it grows by this turn. Ctrl-C
+                then ends the answer as it is, once it has begun.
 
         Raises:
             ResourceError: prompt, question and answer exceed max_prompt_tokens.
             UsageError: the selection settings do not fit the model's window.
+            ModelError: the model's template allows no second question.
         """
-        ids = self.template.question_ids(question).tolist()
-        start, room = len(self.prompt.ids), len(ids) + self.settings.answer.max_new_tokens
-        check_length(start + room, self.settings.prompt.max_prompt_tokens, self.prompt)
+        before = tail or Tail()
+        asked = self._question_ids(question, before)
+        ids = before.ids[before.num_cached :] + asked
+        prompt_len = len(self.prompt.ids)
+        start = prompt_len + before.num_cached
+        room = len(ids) + self.settings.answer.max_new_tokens
+        self._check_length(start + room, before)
         kv = self._load_kv()
         engine = self._make_engine(start + room)
         config = self._generation_config()
         begun = time.perf_counter()
         answer = _Transcript(self.tokenizer, on_text)
         num_repaired = 0
+        interrupted = False
         while True:
-            tail = self._tail(start, room)
-            generation = engine.generate([*kv.pieces, tail], ids, start, config)
+            piece = self._room(start, room)
+            pieces = [*kv.pieces, *before.pieces, piece]
+            generation = engine.generate(pieces, ids, start, config)
             try:
                 for count, token in enumerate(generation, 1):
                     answer.add(count, token)
+                break
+            except KeyboardInterrupt:
+                if tail is None or not generation.tokens:
+                    raise
+                interrupted = True
                 break
             except CorruptPageError as error:
                 if kv.entry is None:
@@ -166,15 +187,19 @@ class Session:
                 # The same answer starts over; what was shown of it is not shown again.
                 self._job.repair(engine, error, kv.entry)
                 num_repaired += error.end - error.start
+        if tail is not None:
+            generation.keep()
+            tail.append(asked + generation.tokens[: answer.num_tokens], piece, generation.end)
         total_s = time.perf_counter() - begun
         first_s = answer.first_token_at - begun if answer.num_tokens else total_s
         self._num_answers += 1
         # Further questions of this process reuse what the first one had to wait for.
-        reused = max((kv.reused_tokens if self._num_answers == 1 else start) - num_repaired, 0)
+        reused = kv.reused_tokens if self._num_answers == 1 else prompt_len
+        reused = max(reused - num_repaired, 0) + start - prompt_len
         return Answer(
             question=question,
             text=answer.text,
-            finish_reason=generation.finish_reason or "stop",
+            finish_reason="interrupted" if interrupted else generation.finish_reason or "stop",
             prompt_tokens=start + len(ids),
             reused_tokens=reused,
             generated_tokens=len(generation.tokens),
@@ -182,6 +207,20 @@ class Session:
             selection_hits=generation.reuse.num_hits,
             times_s={"first_token": first_s, "decode": total_s - first_s},
         )
+
+    def _question_ids(self, question: str, tail: Tail) -> list[int]:
+        encode = self.template.turn_ids if tail.ids else self.template.question_ids
+        return [int(token) for token in encode(question)]
+
+    def _check_length(self, num_tokens: int, tail: Tail) -> None:
+        limit = self.settings.prompt.max_prompt_tokens
+        if tail.ids and num_tokens > limit:
+            raise ResourceError(
+                f"the document and this conversation, with room for an answer, are {num_tokens:,} "
+                f"tokens long and the limit is {limit:,}",
+                hint="Begin a new conversation, or allow more with --set max_prompt_tokens=N.",
+            )
+        check_length(num_tokens, limit, self.prompt)
 
     def _load_kv(self, *, must_keep: bool = False) -> PromptKV:
         if self._kv is None:
@@ -231,7 +270,7 @@ class Session:
             ),
         )
 
-    def _tail(self, start: int, capacity: int) -> MemoryPiece:
+    def _room(self, start: int, capacity: int) -> MemoryPiece:
         """Room for a question and its answer behind the prompt."""
         shape = self._job.shape
         return MemoryPiece(

@@ -161,6 +161,20 @@ def test_pages_go_out_to_the_pieces_and_come_back(device: torch.device) -> None:
     assert np.array_equal(saved[0].values(1), v.numpy())
 
 
+def test_a_tail_goes_out_even_where_the_prompt_stays_on_the_device(device: torch.device) -> None:
+    backend = make_backend(device, copy_back=False)
+    pieces = make_pieces([300])
+    cache = backend.cache(pieces, make_rope(DIM, device), CONFIG)
+    k, v = torch.randn(2, 300, KV_HEADS, DIM, generator=torch.Generator().manual_seed(5))
+    for layer in range(2):
+        cache.write(layer, 0, k.to(device), v.to(device))
+    cache.save(0, 200).wait()
+    cache.save(200, 300, always=True).wait()
+    stored = pieces[0].keys(1)
+    assert not stored[:200].any()
+    assert np.array_equal(stored[200:], k[200:].numpy())
+
+
 class DamagedPiece(MemoryPiece):
     """Its page [256, 512) of layer 1 is bad."""
 

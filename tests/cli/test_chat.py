@@ -1,0 +1,167 @@
+"""chat against a made session: lines, commands, Ctrl-C, pipes, JSON; and the kept ones."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Cli, FakeServices
+from tsdoc.errors import ResourceError, StoreError
+from tsdoc.home import Home
+from tsdoc.progress import Reporter
+from tsdoc.session.kept import KeptConversation, Turn, conversation_path, save_conversation
+
+ANSWER = "The villain is Moriarty.\n"
+
+
+def test_piped_questions_are_lines_and_stdout_holds_the_answers_alone(
+    cli: Cli, services: FakeServices
+) -> None:
+    result = cli("chat", "book.txt", stdin='Who?\n\n  Why? \r\n"""\n')
+    assert result.code == 0
+    assert result.stdout == f"{ANSWER}\n{ANSWER}\n{ANSWER}"
+    assert services.sessions[0].asked == ["Who?", "Why?", '"""']
+    assert "> " not in result.stderr
+
+
+def test_a_terminal_shows_a_prompt_and_takes_questions_of_many_lines(
+    cli: Cli, services: FakeServices
+) -> None:
+    typed = 'Who\\\nis it?\n"""\nOne\n\ntwo\n"""\n/quit\nnever asked\n'
+    result = cli("chat", "book.txt", terminal=True, stdin=typed)
+    assert result.code == 0
+    assert services.sessions[0].asked == ["Who\nis it?", "One\n\ntwo"]
+    assert result.stderr.count("> ") == 3
+    assert "/help" in result.stderr
+
+
+def test_an_answer_that_is_piped_is_not_mixed_with_the_prompt(cli: Cli) -> None:
+    result = cli("chat", "book.txt", terminal=True, piped_stdout=True, stdin="Who?\n")
+    assert result.stdout == ANSWER
+
+
+def test_commands(cli: Cli, services: FakeServices) -> None:
+    result = cli(
+        "chat", "b.txt", terminal=True, stdin="Who?\n/tokens\n/help\n/nonsense\n/etc is?\n"
+    )
+    assert "100 tokens of the document, 12 of 1 question with its answer" in result.stderr
+    assert "/quit" in result.stderr
+    assert "there is no /nonsense; /help lists what there is" in result.stderr
+    assert services.sessions[0].asked == ["Who?", "/etc is?"]
+
+
+def test_a_kept_conversation_is_announced(cli: Cli, services: FakeServices) -> None:
+    services.kept_questions = [
+        "Who is the heir of the house that the second chapter describes at such length?"
+    ]
+    result = cli("chat", "book.txt", "--name", "heirs", stdin="Why?\n")
+    assert (
+        "going on with heirs: 1 question so far, the last one: Who is the heir of the house that "
+        "the second chapter descri… (its answer was cut)" in result.stderr
+    )
+    assert services.conversations[0].name == "heirs"
+
+
+def test_json_lists_the_answers(cli: Cli) -> None:
+    value = cli("chat", "book.txt", "--json", stdin="Who?\nWhy?\n").json()
+    assert value["schema"] == "tsdoc.chat/1"
+    assert [answer["question"] for answer in value["answers"]] == ["Who?", "Why?"]
+    assert value["conversation"] == {"name": None, "turns_before": 0, "tokens": 24}
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_chat(cli: Cli, services: FakeServices) -> None:
+    services.finish_reason = "interrupted"
+    result = cli("chat", "book.txt", terminal=True, stdin="Who?\nWhy?\n")
+    assert result.code == 0
+    assert len(services.sessions[0].asked) == 2
+    assert result.stderr.count("(stopped; the answer stays as it is)") == 2
+
+
+def test_ctrl_c_before_an_answer_drops_the_question(cli: Cli, services: FakeServices) -> None:
+    calls = 0
+
+    def stop_once(reporter: Reporter) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise KeyboardInterrupt
+
+    services.before_answer = stop_once
+    result = cli("chat", "book.txt", terminal=True, stdin="Who?\nWhy?\n")
+    assert (result.code, result.stdout.strip()) == (0, ANSWER.strip())
+    assert "nothing is asked" in result.stderr
+
+
+def test_ctrl_c_in_a_pipe_ends_the_chat(cli: Cli, services: FakeServices) -> None:
+    services.finish_reason = "interrupted"
+    result = cli("chat", "book.txt", stdin="Who?\nWhy?\n")
+    assert result.code == 130
+    assert services.sessions[0].asked == ["Who?"]
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_full_conversation_is_said_and_ends_only_a_pipe(
+    cli: Cli, services: FakeServices, terminal: bool
+) -> None:
+    def full(reporter: Reporter) -> None:
+        raise ResourceError("too long", hint="Begin a new conversation.")
+
+    services.before_answer = full
+    result = cli("chat", "book.txt", terminal=terminal, stdin="Who?\n/quit\n")
+    assert result.code == (0 if terminal else 6)
+    assert "tsdoc: too long. Begin a new conversation." in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["-"], "reads its questions from standard input"),
+        (["a.txt", "--name", "x", "--no-store"], "--no-store keeps nothing"),
+    ],
+)
+def test_contradictions_are_usage_errors(cli: Cli, args: list[str], message: str) -> None:
+    result = cli("chat", *args)
+    assert result.code == 2
+    assert message in result.stderr
+
+
+def test_json_needs_a_pipe(cli: Cli) -> None:
+    result = cli("chat", "a.txt", "--json", terminal=True)
+    assert result.code == 2
+    assert "questions.txt" in result.json()["error"]["hint"]
+
+
+@pytest.fixture
+def kept(services: FakeServices) -> Path:
+    path = conversation_path(Home(services.root), "heirs")
+    turn = Turn(question="Who?", text="He.", finish_reason="stop", ids=(1, 2))
+    talk = KeptConversation(
+        document="book\x1b[31m.pdf", files=("book.pdf",), prompt="", turn_format="",
+        model="m", turns=(turn,), saved_at=1e9,
+    )  # fmt: skip
+    save_conversation(path, talk)
+    return path
+
+
+def test_kept_conversations_are_listed_and_forgotten(cli: Cli, kept: Path) -> None:
+    listed = cli("chat", "--list")
+    assert "heirs" in listed.stdout
+    assert "book\\x1b[31m.pdf" in listed.stdout
+    assert cli("chat", "--list", "--json").json()["conversations"] == [
+        {"name": "heirs", "document": "book\x1b[31m.pdf", "model": "m", "turns": 1, "saved_at": 1e9}
+    ]
+    assert cli("chat", "--forget", "heirs").stdout == "removed the conversation heirs\n"
+    assert not kept.exists()
+    assert cli("chat", "--forget", "heirs").code == 2
+    assert "no conversation is kept" in cli("chat", "--list").stderr
+
+
+def test_a_turn_that_cannot_be_kept_is_said(cli: Cli, services: FakeServices) -> None:
+    def full(reporter: Reporter) -> None:
+        raise StoreError(f"cannot be written ({errno.ENOSPC})", where="heirs.json")
+
+    services.before_answer = full
+    result = cli("chat", "book.txt", terminal=True, stdin="Who?\n")
+    assert "heirs.json: cannot be written" in result.stderr

@@ -1,0 +1,200 @@
+"""Conversations: turns behind one another, kept, taken up again, stopped, and their limits."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.session.conftest import TEXT, Recorder
+from tsdoc.errors import ResourceError, StoreError, UsageError
+from tsdoc.home import Home
+from tsdoc.session import Conversation, Session
+from tsdoc.session.kept import (
+    conversation_path,
+    forget_conversation,
+    list_conversations,
+    load_conversation,
+    save_conversation,
+)
+
+Start = Callable[..., Session]
+FIRST, SECOND = "What does locker 7 hold?", "And the one after it?"
+SHORT = "".join(TEXT.splitlines(keepends=True)[:40])
+# A budget that covers all of it: then it makes no difference how K and V were computed.
+FULL = {
+    "selection": {"top_k": 3200},
+    "engine": {"kv_dtype": "float32", "compute_dtype": "float32"},
+}
+
+
+def ignore(text: str) -> None:
+    pass
+
+
+def talk(session: Session, *questions: str, name: str | None = None) -> list[str]:
+    with session, Conversation(session=session, name=name) as conversation:
+        return [conversation.ask(question, ignore).text for question in questions]
+
+
+def test_a_question_stands_behind_the_turns_before(start: Start) -> None:
+    with start(**FULL) as session, Conversation(session=session) as conversation:
+        first = conversation.ask(FIRST, ignore)
+        before = conversation.num_tokens
+        second = conversation.ask(SECOND, ignore)
+        alone = session.ask(SECOND, ignore)
+    assert before == first.prompt_tokens - len(session.prompt.ids) + first.generated_tokens
+    turn = session.template.turn_ids(SECOND).size
+    assert second.prompt_tokens == len(session.prompt.ids) + before + turn
+    # All but the new question and perhaps the last token of the answer was in memory.
+    assert second.prompt_tokens - second.reused_tokens in (turn, turn + 1)
+    assert alone.prompt_tokens < second.prompt_tokens
+
+
+def test_a_kept_conversation_goes_on_as_if_it_had_never_stopped(
+    start: Start, document: Path
+) -> None:
+    document.write_text(SHORT, encoding="utf-8")
+    whole = talk(start(**FULL), FIRST, SECOND, FIRST)
+    assert talk(start(**FULL), FIRST, name="lockers") == whole[:1]
+    with start(**FULL) as session, Conversation(session=session, name="lockers") as again:
+        assert [turn.question for turn in again.turns] == [FIRST]
+        assert again.num_pending == again.num_tokens > 0
+        assert again.ask(SECOND, ignore).text == whole[1]
+        assert again.num_pending <= 1
+        assert again.ask(FIRST, ignore).text == whole[2]
+
+
+def test_what_is_kept_is_private_and_holds_the_tokens_as_generated(
+    start: Start, home: Home
+) -> None:
+    talk(start(), FIRST, SECOND, name="lockers")
+    path = conversation_path(home, "lockers")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    kept = load_conversation(path)
+    assert kept is not None
+    assert [turn.question for turn in kept.turns] == [FIRST, SECOND]
+    session = start()
+    assert list(kept.turns[0].ids[:4]) == session.template.question_ids(FIRST)[:4].tolist()
+    assert list(list_conversations(home)) == ["lockers"]
+    forget_conversation(home, "lockers")
+    assert list_conversations(home) == {}
+    with pytest.raises(UsageError, match="no conversation"):
+        forget_conversation(home, "lockers")
+
+
+def stopping(after: int) -> Callable[[str], None]:
+    """Receives text until Ctrl-C comes."""
+    count = 0
+
+    def on_text(text: str) -> None:
+        nonlocal count
+        count += 1
+        if count > after:
+            raise KeyboardInterrupt
+
+    return on_text
+
+
+def test_ctrl_c_leaves_the_answer_as_it_is_and_the_conversation_goes_on(
+    start: Start, home: Home, document: Path
+) -> None:
+    document.write_text(SHORT, encoding="utf-8")
+    with start(**FULL) as session, Conversation(session=session, name="cut") as conversation:
+        cut = conversation.ask(FIRST, stopping(after=3))
+        kept = load_conversation(conversation_path(home, "cut"))
+        second = conversation.ask(SECOND, ignore)
+    assert (cut.finish_reason, cut.generated_tokens) == ("interrupted", 4)
+    assert kept is not None
+    assert [(turn.text, turn.finish_reason) for turn in kept.turns] == [(cut.text, "interrupted")]
+    save_conversation(conversation_path(home, "cut"), kept)
+    assert talk(start(**FULL), SECOND, name="cut") == [second.text]
+
+
+def test_ctrl_c_before_the_answer_drops_the_question(start: Start) -> None:
+    with start() as session, Conversation(session=session) as conversation:
+        session.prepare()
+        engine = session._make_engine(4000)
+        run = type(engine.runner).run_chunks
+
+        def stop(*args: object, **options: object) -> None:
+            raise KeyboardInterrupt
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(type(engine.runner), "run_chunks", stop)
+            with pytest.raises(KeyboardInterrupt):
+                conversation.ask(FIRST, ignore)
+        assert type(engine.runner).run_chunks is run
+        assert conversation.num_tokens == 0
+        assert conversation.turns == []
+        assert conversation.ask(FIRST, ignore).text
+
+
+def test_the_limit_is_an_error_that_leaves_the_conversation_alone(start: Start) -> None:
+    with start() as probe:
+        room = len(probe.prompt.ids) + probe.template.question_ids(FIRST).size + 12
+    with (
+        start(prompt={"max_prompt_tokens": room}) as session,
+        Conversation(session=session) as conversation,
+    ):
+        conversation.ask(FIRST, ignore)
+        before = conversation.num_tokens
+        with pytest.raises(ResourceError, match="this conversation") as error:
+            conversation.ask(SECOND, ignore)
+        assert "new conversation" in (error.value.hint or "")
+        assert conversation.num_tokens == before
+
+
+def test_a_changed_document_is_said_and_the_conversation_goes_on(
+    start: Start, document: Path
+) -> None:
+    talk(start(), FIRST, name="lockers")
+    document.write_text(TEXT + "Fact 120: the last locker is empty.\n", encoding="utf-8")
+    reporter = Recorder()
+    with start(reporter) as session, Conversation(session=session, name="lockers") as again:
+        assert [code for code, _, _ in reporter.warnings] == ["document_changed"]
+        assert again.ask(SECOND, ignore).text
+    again_reporter = Recorder()
+    talk(start(again_reporter), FIRST, name="lockers")
+    assert again_reporter.warnings == []
+
+
+def test_another_document_is_refused(start: Start, tmp_path: Path) -> None:
+    talk(start(), FIRST, name="lockers")
+    other = tmp_path / "other.txt"
+    other.write_text("Nothing about lockers.\n", encoding="utf-8")
+    with pytest.raises(UsageError, match=r"about facts\.txt, not about other\.txt"):
+        talk(start(sources=[str(other)]), FIRST, name="lockers")
+
+
+def test_a_conversation_is_open_once(start: Start) -> None:
+    with (
+        start() as session,
+        Conversation(session=session, name="lockers"),
+        pytest.raises(StoreError, match="open in another tsdoc"),
+        Conversation(session=session, name="lockers"),
+    ):
+        pass
+    with start() as session, Conversation(session=session, name="lockers"):
+        pass
+
+
+def test_a_damaged_file_is_named_and_can_be_forgotten(start: Start, home: Home) -> None:
+    talk(start(), FIRST, name="lockers")
+    path = conversation_path(home, "lockers")
+    path.write_bytes(path.read_bytes().replace(b"locker", b"looker"))
+    assert list_conversations(home) == {"lockers": None}
+    with pytest.raises(StoreError, match="damaged") as error:
+        talk(start(), FIRST, name="lockers")
+    assert "--forget lockers" in (error.value.hint or "")
+    forget_conversation(home, "lockers")
+    assert talk(start(), FIRST, name="lockers")
+
+
+@pytest.mark.parametrize("name", ["", ".hidden", "a/b", "../up", "x" * 65, "a b", "-x"])
+def test_names_that_are_no_file_names_are_refused(home: Home, name: str) -> None:
+    with pytest.raises(UsageError, match="no name for a conversation"):
+        conversation_path(home, name)

@@ -1,0 +1,279 @@
+"""`tsdoc chat`: questions that follow one another about the same document."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tsdoc.cli.answering import open_sources, say_cut, session_json
+from tsdoc.cli.arguments import STDIN, require_sources
+from tsdoc.cli.command import command
+from tsdoc.cli.options import Engine, Model, Reading, Sampling, Sources, Tuning
+from tsdoc.cli.questions import FENCE, Questions
+from tsdoc.cli.reporter import duration
+from tsdoc.cli.run import Run
+from tsdoc.errors import ResourceError, StoreError, UsageError
+
+if TYPE_CHECKING:
+    from tsdoc.session import Answer, Conversation
+
+PANEL = "Questions"
+SHOWN = 60  # characters of the last question that is said again
+HELP = f"""/tokens   how long document and conversation are
+/quit     end the chat (Ctrl-D does, too)
+/help     this text
+Ctrl-C stops an answer. A line that ends in \\ goes on in the next one; a question of many lines
+stands between two lines of {FENCE}"""
+
+Name = Annotated[
+    str | None,
+    typer.Option(
+        "--name",
+        metavar="NAME",
+        help="Keep the conversation under this name, or go on with the one that is kept.",
+    ),
+]
+ShowList = Annotated[bool, typer.Option("--list", help="List the kept conversations and end.")]
+Forget = Annotated[
+    str | None,
+    typer.Option("--forget", metavar="NAME", help="Remove a kept conversation and end."),
+]
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Registers chat."""
+    command(
+        app,
+        panel=PANEL,
+        usage="SOURCE... [OPTIONS]",
+        examples=[
+            ("Talk about a book", "tsdoc chat book.pdf"),
+            ("Go on with it tomorrow", "tsdoc chat book.pdf --name heirs"),
+            ("From a script, one question a line", "tsdoc chat book.pdf < questions.txt"),
+        ],
+    )(chat)
+
+
+def chat(
+    run: Run,
+    sources: Sources = None,
+    name: Name = None,
+    show_list: ShowList = False,
+    forget: Forget = None,
+    *,
+    reading: Reading,
+    tuning: Tuning,
+    model: Model,
+    engine: Engine,
+    sampling: Sampling,
+) -> None:
+    """Ask questions that follow one another, each in sight of those before.
+
+    On a terminal, type questions; /help lists what else can be typed. From a pipe, each line is a
+    question, and the answers come on stdout with a blank line between them.
+    """
+    if show_list or forget is not None:
+        _manage(run, forget)
+        return
+    require_sources(sources or [], command="chat")
+    settings = run.settings(tuning, model=model, engine=engine, sampling=sampling).settings
+    _refuse_contradictions(run, sources or [], name=name, keeps=settings.store.enabled)
+    with (
+        open_sources(
+            run, settings=settings, sources=sources or [], reading=reading, offline=model.offline
+        ) as session,
+        run.services.open_conversation(session, name=name) as conversation,
+    ):
+        num_before = len(conversation.turns)
+        if num_before:
+            _say_resumed(run, conversation)
+        session.prepare()
+        answers = _Chat(run, conversation).talk()
+        if run.output.json:
+            run.answer(
+                {
+                    **session_json(session, answers),
+                    "conversation": {
+                        "name": name,
+                        "turns_before": num_before,
+                        "tokens": conversation.num_tokens,
+                    },
+                }
+            )
+
+
+class _Chat:
+    """The loop of one chat."""
+
+    def __init__(self, run: Run, conversation: Conversation) -> None:
+        self._run = run
+        self._conversation = conversation
+        self._answers: list[Answer] = []
+        self._interactive = run.terminal.interactive
+        self._questions = Questions(run.terminal, [turn.question for turn in conversation.turns])
+
+    def talk(self) -> list[Answer]:
+        """Answers questions until there are no more, or somebody leaves."""
+        if self._interactive:
+            self._run.reporter.note("Ask away; /help lists what else can be typed, /quit ends.")
+        stopped = False
+        while True:
+            try:
+                line = self._questions.next()
+                stopped = False
+                if line is None or line.command == "quit":
+                    break
+                if line.command is not None:
+                    self._obey(line.command)
+                elif line.question is not None:
+                    self._answer(line.question)
+            except KeyboardInterrupt:
+                if not self._interactive:
+                    raise
+                self._run.reporter.finish()
+                self._run.terminal.say("")
+                if stopped:
+                    raise
+                stopped = True
+                self._run.interrupts.forgive()
+                self._run.reporter.note("(nothing is asked; Ctrl-C again or /quit ends the chat)")
+        if self._interactive and line is None:
+            self._run.terminal.say("")
+        return self._answers
+
+    def _obey(self, name: str) -> None:
+        say = self._run.terminal.say
+        if name == "help":
+            for line in HELP.splitlines():
+                say(line)
+        elif name == "tokens":
+            self._say_tokens()
+        else:
+            say(f"there is no /{name}; /help lists what there is")
+
+    def _say_tokens(self) -> None:
+        session = self._conversation.session
+        document, turns = len(session.prompt.ids), self._conversation.num_tokens
+        left = session.settings.prompt.max_prompt_tokens - document - turns
+        count = len(self._conversation.turns)
+        asked = "1 question with its answer" if count == 1 else f"{count} questions and answers"
+        self._run.terminal.say(
+            f"{document:,} tokens of the document, {turns:,} of {asked}; "
+            f"room for {max(left, 0):,} more"
+        )
+
+    def _answer(self, question: str) -> None:
+        try:
+            self._answers.append(self._ask(question))
+        except (ResourceError, StoreError) as error:
+            if not self._interactive:
+                raise
+            self._run.reporter.finish()
+            self._run.terminal.error(error, debug=self._run.output.debug)
+
+    def _ask(self, question: str) -> Answer:
+        run, conversation = self._run, self._conversation
+        as_json = run.output.json
+        if self._answers and not as_json:
+            run.terminal.line()
+        if conversation.num_pending:
+            run.reporter.start("reading the conversation again", None, "tokens")
+        begun = False
+
+        def show(text: str) -> None:
+            nonlocal begun
+            if not begun:
+                run.reporter.finish()
+                begun = True
+            if not as_json:
+                run.terminal.write(text)
+
+        answer = conversation.ask(question, show)
+        if not as_json:
+            run.terminal.line()
+            run.terminal.flush()
+        if answer.finish_reason == "interrupted":
+            run.interrupts.forgive()
+            if not self._interactive:
+                raise KeyboardInterrupt
+            run.reporter.note("(stopped; the answer stays as it is)")
+        say_cut(run, answer)
+        return answer
+
+
+def _refuse_contradictions(run: Run, sources: list[str], *, name: str | None, keeps: bool) -> None:
+    if STDIN in sources:
+        raise UsageError(
+            "a chat reads its questions from standard input, so it cannot be a source",
+            hint="Save it to a file first.",
+        )
+    if name is not None and not keeps:
+        raise UsageError("--name keeps the conversation, and --no-store keeps nothing")
+    if run.output.json and run.terminal.stdin.isatty():
+        raise UsageError(
+            "--json needs its questions from a pipe or a file",
+            hint="For example: tsdoc chat book.pdf --json < questions.txt",
+        )
+
+
+def _say_resumed(run: Run, conversation: Conversation) -> None:
+    last = conversation.turns[-1]
+    shown = " ".join(last.question.split())
+    shown = shown if len(shown) <= SHOWN else f"{shown[: SHOWN - 1]}…"
+    cut = "" if last.finish_reason == "stop" else " (its answer was cut)"
+    count = len(conversation.turns)
+    asked = "1 question" if count == 1 else f"{count} questions"
+    run.reporter.note(
+        f"going on with {conversation.name}: {asked} so far, the last one: {shown}{cut}"
+    )
+
+
+def _manage(run: Run, forget: str | None) -> None:
+    """Lists the kept conversations, or removes one."""
+    home = run.services.home()
+    if forget is not None:
+        run.services.forget_conversation(home, forget)
+        if not run.output.json:
+            run.terminal.line(f"removed the conversation {forget}")
+            return
+    kept = run.services.list_conversations(home)
+    if run.output.json:
+        run.answer(
+            {
+                "removed": forget,
+                "conversations": [
+                    {
+                        "name": name,
+                        "document": talk.document if talk else None,
+                        "model": talk.model if talk else None,
+                        "turns": len(talk.turns) if talk else None,
+                        "saved_at": talk.saved_at if talk else None,
+                    }
+                    for name, talk in kept.items()
+                ],
+            }
+        )
+        return
+    if not kept:
+        run.reporter.note("no conversation is kept; --name keeps one")
+        return
+    from tsdoc.cli.tables import Column
+
+    rows = [
+        (
+            name,
+            f"{len(talk.turns)}" if talk else "",
+            f"{duration(max(0.0, time.time() - talk.saved_at))} ago" if talk else "damaged",
+            talk.document if talk else "",
+        )
+        for name, talk in kept.items()
+    ]
+    columns = [
+        Column(title="conversation"),
+        Column(title="questions", right=True),
+        Column(title="last used"),
+        Column(title="document", shrinks=True),
+    ]
+    run.terminal.table(columns, rows)
