@@ -212,3 +212,14 @@ def test_another_model_setting_reuses_nothing(start: Start) -> None:
         assert session.estimate().reused_tokens == 0
     with start(engine={"theta": None, "question_chunk_size": 8, "prefill_block": 512}) as session:
         assert session.estimate().prefill_tokens == 0
+
+
+def test_a_question_restricted_to_parts_selects_only_there(start: Callable[..., Session]) -> None:
+    with start() as session:
+        end = len(session.prompt.ids)
+        free = session.ask("Which item?", lambda text: None)
+        whole = session.ask("Which item?", lambda text: None, allowed=[(0, end)])
+        part = session.ask("Which item?", lambda text: None, allowed=[(200, 264)])
+        same = session.ask("Which item?", lambda text: None, allowed=[(200, 230), (230, 264)])
+    assert whole.text == free.text
+    assert part.text == same.text != free.text

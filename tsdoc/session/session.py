@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -139,7 +139,12 @@ class Session:
         )
 
     def ask(
-        self, question: str, on_text: Callable[[str], None], *, tail: Tail | None = None
+        self,
+        question: str,
+        on_text: Callable[[str], None],
+        *,
+        tail: Tail | None = None,
+        allowed: Sequence[tuple[int, int]] | None = None,
     ) -> Answer:
         """Answers one question; `on_text` receives the answer as it comes.
 
@@ -148,6 +153,7 @@ class Session:
             on_text: Receives the answer as it comes.
             tail: The conversation that the question goes on with; it grows by this turn. Ctrl-C
                 then ends the answer as it is, once it has begun.
+            allowed: Restricts selection to these ranges of prompt positions: parts of the document.
 
         Raises:
             ResourceError: prompt, question and answer exceed max_prompt_tokens.
@@ -163,7 +169,7 @@ class Session:
         self._check_length(start + room, before)
         kv = self._load_kv()
         engine = self._make_engine(start + room)
-        config = self._generation_config()
+        config = replace(self._generation_config(), allowed=allowed)
         begun = time.perf_counter()
         answer = _Transcript(self.tokenizer, on_text)
         num_repaired = 0
