@@ -35,6 +35,25 @@ class Wheel(_Group):
     member: str
 
 
+class ModelShape(_Group):
+    """Sizes of a model, named as in its config.json: enough to time it without its weights."""
+
+    architecture: Literal[
+        "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"
+    ]
+    num_hidden_layers: Positive
+    hidden_size: Positive
+    intermediate_size: Positive
+    num_attention_heads: Positive
+    num_key_value_heads: Positive
+    head_dim: Positive
+    vocab_size: Positive
+    max_position_embeddings: Positive
+    rope_theta: Annotated[float, Field(gt=0)]
+    rms_norm_eps: Annotated[float, Field(gt=0)] = 1e-6
+    tie_word_embeddings: bool = False
+
+
 class ModelSettings(_Group):
     """Where the model comes from and under which terms.
 
@@ -48,6 +67,7 @@ class ModelSettings(_Group):
         download_bytes: Size of the download, where the source does not say it.
         disk_bytes: Free disk needed to download and convert, work files included.
         small: Whether answers should be checked against the pages with special care; said once.
+        shape: Sizes, for `tsdoc profile --random-weights`.
     """
 
     source: str = "default"
@@ -60,6 +80,7 @@ class ModelSettings(_Group):
     download_bytes: Positive | None = None
     disk_bytes: Positive | None = None
     small: bool = False
+    shape: ModelShape | None = None
 
 
 class SelectionSettings(_Group):

@@ -13,7 +13,7 @@ from tests.cli.conftest import Cli
 from tsdoc.cli.app import build_app
 
 EXPECTED = {
-    "ask", "chat", "summarize", "ingest", "tokens", "text",
+    "ask", "chat", "summarize", "ingest", "tokens", "text", "profile",
     "models list", "models get", "models use", "profiles list", "profiles show",
     "cache list", "cache show", "cache remove", "cache prune", "cache verify",
     "config show",

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from tsdoc.ingest.options import IngestOptions
     from tsdoc.models.download_plan import DownloadPlan
     from tsdoc.models.locate import LocatedModel
+    from tsdoc.profile.request import ProfileRequest
+    from tsdoc.profile.results import Report
     from tsdoc.progress import Reporter
     from tsdoc.session import Conversation, Session
     from tsdoc.session.kept import KeptConversation
@@ -118,6 +120,14 @@ class Services:
         return read_sources(
             sources, options, lambda name, done, total: progress("reading", done, total)
         )
+
+    def profile(
+        self, request: ProfileRequest, *, settings: Settings, home: Home, reporter: Reporter
+    ) -> Report:
+        """Measures where the time goes; see `tsdoc.profile.run.run_profile`."""
+        from tsdoc.profile.run import run_profile
+
+        return run_profile(request, settings=settings, home=home, reporter=reporter)
 
     def token_counter(
         self, *, settings: Settings, home: Home, offline: bool, reporter: Reporter

@@ -12,9 +12,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tsdoc.errors import ModelError
+
+if TYPE_CHECKING:
+    from tsdoc.settings import ModelShape
 
 ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
@@ -114,6 +117,16 @@ def from_hf(config: Mapping[str, Any], generation: Mapping[str, Any] | None = No
         return _build(architecture, config, generation or {})
     except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise ModelError(f"config.json is incomplete or damaged ({error!r})") from error
+
+
+def from_shape(shape: ModelShape) -> ModelConfig:
+    """Builds a `ModelConfig` from the sizes that a profile records.
+
+    Raises:
+        ModelError: the sizes are impossible.
+    """
+    fields = shape.model_dump()
+    return from_hf({"architectures": [fields.pop("architecture")], **fields})
 
 
 def read_config(directory: Path) -> ModelConfig:

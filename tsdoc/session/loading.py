@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,8 +16,9 @@ from tsdoc.settings import EngineSettings
 if TYPE_CHECKING:
     import torch
 
-    from tsdoc.engine.decoder import Decoder, DecoderPart
+    from tsdoc.engine.decoder import DecoderPart
     from tsdoc.kernels.interface import Backend
+    from tsdoc.models.config import ModelConfig
 
 MEMORY_MARGIN = 1 << 30  # left for activations and the rest of the machine
 
@@ -67,36 +70,75 @@ def load_model(
         ModelError: tensors are missing or misshapen.
         ResourceError: the weights need more memory than is free.
     """
+    weights, dtype = open_weights(model.directory), _torch_dtype(compute_dtype)
+    # On the CPU, tensors stored in `compute_dtype` stay memory-mapped.
+    copied = sum(t.numel() for t in weights.values() if device == "cuda" or t.dtype != dtype)
+    _check_memory(copied * dtype.itemsize, compute_dtype, device, model.name)
+    return _load(model.config, weights, settings, dtype, device, keep=keep)
+
+
+def load_random(
+    config: ModelConfig, settings: EngineSettings, compute_dtype: str, device: Device, *, name: str
+) -> LoadedModel:
+    """Makes random weights of the shape `config`: enough to measure time, and no model is needed.
+
+    Raises:
+        ResourceError: they need more memory than is free.
+    """
+    from tsdoc.engine.random_weights import RandomWeights, tensor_shapes
+
+    dtype = _torch_dtype(compute_dtype)
+    count = sum(math.prod(shape) for shape in tensor_shapes(config).values())
+    _check_memory(count * dtype.itemsize, compute_dtype, device, name)
+    weights = RandomWeights(config, dtype, device)
+    return _load(config, weights, settings, dtype, device, keep=True)
+
+
+def _load(
+    config: ModelConfig,
+    weights: Mapping[str, torch.Tensor],
+    settings: EngineSettings,
+    dtype: torch.dtype,
+    device: Device,
+    *,
+    keep: bool,
+) -> LoadedModel:
     if device == "cuda":
-        return _load_on_cuda(model, settings, compute_dtype, keep=keep)
+        return _load_on_cuda(config, weights, settings, dtype, keep=keep)
+    import torch
+
+    from tsdoc.engine.decoder import Decoder
     from tsdoc.kernels.torch_cache import TorchBackend
 
-    decoder = _load_decoder(model, settings, compute_dtype)
-    return LoadedModel(
-        decoder=decoder, backend=TorchBackend(num_kv_heads=model.config.num_kv_heads)
-    )
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    decoder = Decoder(config, weights, dtype)
+    return LoadedModel(decoder=decoder, backend=TorchBackend(num_kv_heads=config.num_kv_heads))
 
 
 def _load_on_cuda(
-    model: LocatedModel, settings: EngineSettings, compute_dtype: str, *, keep: bool
+    config: ModelConfig,
+    weights: Mapping[str, torch.Tensor],
+    settings: EngineSettings,
+    dtype: torch.dtype,
+    *,
+    keep: bool,
 ) -> LoadedModel:
     import torch
 
     from tsdoc.engine.fused_decoder import FusedDecoder
-    from tsdoc.kernels.triton_backend import TritonBackend, check_free
+    from tsdoc.kernels.triton_backend import TritonBackend
 
-    dtype = _torch_dtype(compute_dtype)
-    weights = open_weights(model.directory)
-    check_free(sum(t.numel() for t in weights.values()) * dtype.itemsize, model.name)
     backend = TritonBackend(
-        model.config,
+        config,
         kv_dtype=settings.kv_dtype,
         compute_dtype=dtype,
         device=torch.device("cuda"),
         copy_back=keep,
     )
-    decoder = FusedDecoder(model.config, weights, dtype, backend.device)
-    return LoadedModel(decoder=decoder, backend=backend)
+    return LoadedModel(
+        decoder=FusedDecoder(config, weights, dtype, backend.device), backend=backend
+    )
 
 
 def _torch_dtype(compute_dtype: str) -> torch.dtype:
@@ -105,24 +147,19 @@ def _torch_dtype(compute_dtype: str) -> torch.dtype:
     return torch.float32 if compute_dtype == "float32" else torch.bfloat16
 
 
-def _load_decoder(model: LocatedModel, settings: EngineSettings, compute_dtype: str) -> Decoder:
-    """On the CPU; tensors stored in `compute_dtype` stay memory-mapped."""
+def _check_memory(num_bytes: int, compute_dtype: str, device: Device, name: str) -> None:
+    if device == "cuda":
+        from tsdoc.kernels.triton_backend import check_free
+
+        check_free(num_bytes, name)
+        return
     import psutil
-    import torch
 
-    from tsdoc.engine.decoder import Decoder
-
-    if settings.threads is not None:
-        torch.set_num_threads(settings.threads)
-    dtype = _torch_dtype(compute_dtype)
-    weights = open_weights(model.directory)
-    needed = sum(t.numel() * dtype.itemsize for t in weights.values() if t.dtype != dtype)
     free = psutil.virtual_memory().available
-    if needed + MEMORY_MARGIN > free:
+    if num_bytes + MEMORY_MARGIN > free:
         raise ResourceError(
-            f"the weights need {needed / 1e9:.1f} GB of memory as {compute_dtype}, and "
+            f"the weights need {num_bytes / 1e9:.1f} GB of memory as {compute_dtype}, and "
             f"{free / 1e9:.1f} GB are free",
-            where=model.name,
+            where=name,
             hint="Choose a smaller model (`tsdoc models list`) or --set compute_dtype=bfloat16.",
         )
-    return Decoder(model.config, weights, dtype)

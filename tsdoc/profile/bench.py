@@ -1,0 +1,224 @@
+"""The engine on its bench: a loaded model, room for K and V, marks around every operation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from tsdoc.engine.decoder import DecoderPart
+from tsdoc.engine.engine import Engine
+from tsdoc.engine.generate import Generation, GenerationConfig
+from tsdoc.errors import ResourceError
+from tsdoc.kernels.devices import Device
+from tsdoc.kernels.kv import MemoryPiece
+from tsdoc.kernels.selection import SelectionConfig
+from tsdoc.kernels.timing import Timer, make_timer
+from tsdoc.profile.prompt import ProfilePrompt
+from tsdoc.profile.timed import Recorder, TimedBackend, TimedDecoder
+from tsdoc.session.loading import LoadedModel, load_model, load_random
+from tsdoc.settings import Settings
+from tsdoc.store.key import KVShape, ModelKey
+
+ROOM = 512  # for question and answer behind the prompt
+MEMORY_SHARE = 0.8
+FILL_TOKENS = 65_536
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """What is measured, and what it is measured with.
+
+    Attributes:
+        piece: Room for the prompt, a question and an answer.
+        loaded: The model itself; engines made here see it through marks.
+    """
+
+    prompt: ProfilePrompt
+    settings: Settings
+    device: Device
+    loaded: LoadedModel
+    piece: MemoryPiece
+    timer: Timer
+    recorder: Recorder
+    decoder: DecoderPart
+    backend: TimedBackend
+
+    @property
+    def num_tokens(self) -> int:
+        """Length of the prompt."""
+        return len(self.prompt.ids)
+
+    @property
+    def selection(self) -> SelectionConfig:
+        """The settings' own."""
+        return SelectionConfig(**self.settings.selection.model_dump())
+
+    @property
+    def block(self) -> int:
+        """Tokens of a prefill block."""
+        return self.settings.engine.prefill_block
+
+    def engine(self, selection: SelectionConfig | None = None) -> Engine:
+        """An engine with these selection settings.
+
+        Raises:
+            UsageError: they do not fit the model's window.
+        """
+        return Engine(
+            self.decoder,
+            selection or self.selection,
+            max_tokens=self.num_tokens + ROOM,
+            question_chunk_size=self.settings.engine.question_chunk_size,
+            backend=self.backend,
+        )
+
+    def prefill(
+        self,
+        engine: Engine,
+        end: int,
+        start: int = 0,
+        on_block: Callable[[int], None] | None = None,
+    ) -> None:
+        """Computes K and V of [start, end) and returns when the device has."""
+        engine.prefill(
+            [self.piece],
+            self.prompt.ids[:end],
+            start,
+            prefill_block=self.block,
+            on_block=on_block or (lambda end: None),
+        )
+        self.timer.synchronise()
+
+    def generate(self, engine: Engine, start: int, theta: float | None, count: int) -> Generation:
+        """An answer of `count` tokens to the prompt's question at `start`."""
+        options = GenerationConfig(
+            max_new_tokens=count,
+            stop_ids=frozenset(),
+            question_chunk_size=self.settings.engine.question_chunk_size,
+            theta=theta,
+        )
+        return engine.generate([self.piece], self.prompt.question, start, options)
+
+
+def set_up(prompt: ProfilePrompt, settings: Settings, device: Device) -> Bench:
+    """Loads the model and makes room for K and V.
+
+    Raises:
+        ResourceError: weights, K or V do not fit in memory.
+    """
+    loaded = load(prompt, settings, device)
+    shape = kv_shape(prompt, settings)
+    if device == "cpu":
+        _check_memory(len(prompt.ids) + ROOM, shape)
+    timer = make_timer(torch.device(device))
+    recorder = Recorder(timer)
+    return Bench(
+        prompt=prompt,
+        settings=settings,
+        device=device,
+        loaded=loaded,
+        piece=MemoryPiece(
+            start=0,
+            capacity=len(prompt.ids) + ROOM,
+            num_layers=shape.num_layers,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            kv_dtype=shape.kv_dtype,
+        ),
+        timer=timer,
+        recorder=recorder,
+        decoder=TimedDecoder(loaded.decoder, recorder),
+        backend=TimedBackend(loaded.backend, recorder),
+    )
+
+
+def load(prompt: ProfilePrompt, settings: Settings, device: Device) -> LoadedModel:
+    """Loads the prompt's model, or makes random weights."""
+    if prompt.located is None:
+        return load_random(
+            prompt.config, settings.engine, prompt.compute_dtype, device, name=prompt.name
+        )
+    loaded = load_model(prompt.located, settings.engine, prompt.compute_dtype, device, keep=True)
+    return loaded
+
+
+def kv_shape(prompt: ProfilePrompt, settings: Settings) -> KVShape:
+    """K and V of one token."""
+    config = prompt.config
+    return KVShape(
+        num_layers=config.num_layers,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        kv_dtype=settings.engine.kv_dtype,
+    )
+
+
+def model_key(prompt: ProfilePrompt, settings: Settings) -> ModelKey:
+    """The key of the entry that the profile's own store gets."""
+    located = prompt.located
+    return ModelKey(
+        model=located.fingerprint if located else f"random-{prompt.config.fingerprint()}",
+        rope=repr(prompt.config.rope),
+        kv_dtype=settings.engine.kv_dtype,
+        compute_dtype=prompt.compute_dtype,
+        **settings.selection.model_dump(),
+    )
+
+
+def kv_bytes(prompt: ProfilePrompt, settings: Settings) -> int:
+    """Bytes of K and V of the whole prompt."""
+    shape = kv_shape(prompt, settings)
+    return 2 * shape.num_layers * shape.row_bytes * len(prompt.ids)
+
+
+def covering(selection: SelectionConfig, num_tokens: int) -> SelectionConfig:
+    """A budget that covers the whole prompt: full attention."""
+    return replace(selection, top_k=max(selection.top_k, num_tokens + ROOM))
+
+
+def warm_up(bench: Bench) -> None:
+    """Compiles what a prefill and an answer need: on CUDA, at every length that changes kernels.
+
+    K and V are filled with noise for that; the prefill that counts overwrites them.
+    """
+    if bench.device == "cpu":
+        return
+    engine = bench.engine()
+    _fill(bench, engine)
+    last = max(0, (bench.num_tokens - 1) // bench.block * bench.block)
+    starts, start = {0, last}, bench.block
+    while start < last:
+        starts.add(start)
+        start *= 2
+    for start in sorted(starts):
+        bench.prefill(engine, min(start + bench.block, bench.num_tokens), start)
+    for theta in (None, -1.0, bench.settings.engine.theta):
+        list(bench.generate(engine, bench.num_tokens, theta, 4))
+    bench.timer.synchronise()
+
+
+def _fill(bench: Bench, engine: Engine) -> None:
+    """Noise as K and V of the whole prompt."""
+    config, device = bench.prompt.config, bench.backend.device
+    cache = engine.cache([bench.piece])
+    shape = (min(FILL_TOKENS, bench.num_tokens), config.num_kv_heads, config.head_dim)
+    noise = torch.randn(shape, device=device, dtype=bench.decoder.dtype)
+    for layer in range(config.num_layers):
+        for start in range(0, bench.num_tokens, FILL_TOKENS):
+            rows = noise[: bench.num_tokens - start]
+            cache.write(layer, start, rows, rows)
+
+
+def _check_memory(num_tokens: int, shape: KVShape) -> None:
+    import psutil
+
+    needed = 2 * shape.num_layers * shape.row_bytes * num_tokens
+    free = psutil.virtual_memory().available
+    if needed > free * MEMORY_SHARE:
+        raise ResourceError(
+            f"K and V of {num_tokens:,} tokens need {needed / 1e9:.1f} GB of memory, and "
+            f"{free / 1e9:.1f} GB are free",
+            hint="Profile fewer --tokens or a smaller model.",
+        )
