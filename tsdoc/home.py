@@ -36,6 +36,11 @@ class Home:
         """Conversations that were given a name."""
         return self.root / "conversations"
 
+    @property
+    def evals(self) -> Path:
+        """Results of `tsdoc eval`."""
+        return self.root / "evals"
+
 
 def find_home() -> Home:
     """Returns the home that `TSDOC_HOME` names, or the platform's user data directory.

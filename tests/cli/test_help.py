@@ -16,7 +16,7 @@ EXPECTED = {
     "ask", "chat", "summarize", "ingest", "tokens", "text", "profile",
     "models list", "models get", "models use", "profiles list", "profiles show",
     "cache list", "cache show", "cache remove", "cache prune", "cache verify",
-    "config show",
+    "config show", "eval",
 }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from tsdoc import __version__
-from tsdoc.cli import ask, cache, chat, models, profile, settings, sources
+from tsdoc.cli import ask, cache, chat, evaluating, models, profile, settings, sources
 from tsdoc.cli.console import standard_terminal
 from tsdoc.cli.edge import run_command
 from tsdoc.cli.interrupt import Interrupts
@@ -49,6 +49,7 @@ def build_app() -> typer.Typer:
     profile.add_commands(app)
     cache.add_commands(app)
     models.add_commands(app)
+    evaluating.add_commands(app)
     settings.add_commands(app)
     return app
 

@@ -17,6 +17,7 @@ from tsdoc.errors import ModelError, ResourceError
 
 if TYPE_CHECKING:
     from tsdoc.cli.counting import CountTexts
+    from tsdoc.eval.evaluate import EvalReport, EvalRequest
     from tsdoc.home import Home
     from tsdoc.ingest.document import Document
     from tsdoc.ingest.options import IngestOptions
@@ -109,6 +110,28 @@ class Services:
         from tsdoc.session.kept import forget_conversation
 
         forget_conversation(home, name)
+
+    def evaluate(
+        self,
+        request: EvalRequest,
+        *,
+        settings: Settings,
+        home: Home,
+        ingest: IngestOptions,
+        reporter: Reporter,
+        offline: bool,
+    ) -> EvalReport:
+        """Measures a model on long texts; see `tsdoc.eval.evaluate`."""
+        from tsdoc.eval.evaluate import evaluate
+
+        return evaluate(
+            request,
+            settings=settings,
+            home=home,
+            ingest=ingest,
+            reporter=reporter,
+            offline=offline,
+        )
 
     def read_sources(
         self, sources: Sequence[str], options: IngestOptions, reporter: Reporter

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from tsdoc.errors import StoreError
 from tsdoc.home import Home
 from tsdoc.ingest.options import IngestOptions
 from tsdoc.ingest.sources import check_complete, fingerprint_sources, read_sources
 from tsdoc.kernels.devices import device_bytes
-from tsdoc.models.locate import locate_model, real_access
+from tsdoc.models.locate import LocatedModel, locate_model, real_access
 from tsdoc.progress import Reporter
 from tsdoc.prompt.assemble import build_prompt
 from tsdoc.prompt.chat import ChatTemplate, load_template
@@ -19,6 +20,39 @@ from tsdoc.prompt.tokenizer import TextTokenizer
 from tsdoc.session.limits import check_length
 from tsdoc.session.session import Session
 from tsdoc.settings import Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedModel:
+    """A model on this disk, its tokenizer and its chat template; no weights are loaded yet."""
+
+    model: LocatedModel
+    tokenizer: TextTokenizer
+    template: ChatTemplate
+
+
+def open_model(*, settings: Settings, home: Home, reporter: Reporter, offline: bool) -> OpenedModel:
+    """Locates the model, and says what its users should know.
+
+    Raises:
+        ModelError: it cannot be had.
+    """
+    model = locate_model(
+        settings.model,
+        home,
+        offline=offline,
+        confirm=lambda plan: reporter.confirm(plan.question),
+        on_progress=_stages(reporter),
+        access=real_access(lambda: device_bytes(settings.engine.device)),
+    )
+    for sentence in (model.announcement, model.note):
+        if sentence:
+            reporter.note(sentence)
+    tokenizer = TextTokenizer(model.directory)
+    template = load_template(model.directory, tokenizer, home=home)
+    for sentence in template.warnings:
+        reporter.warn("template", model.name, sentence)
+    return OpenedModel(model=model, tokenizer=tokenizer, template=template)
 
 
 def open_session(
@@ -44,21 +78,8 @@ def open_session(
     fingerprint = fingerprint_sources(sources, ingest)
     times["hash_sources"] = time.perf_counter() - begun
     begun = time.perf_counter()
-    model = locate_model(
-        settings.model,
-        home,
-        offline=offline,
-        confirm=lambda plan: reporter.confirm(plan.question),
-        on_progress=_stages(reporter),
-        access=real_access(lambda: device_bytes(settings.engine.device)),
-    )
-    for sentence in (model.announcement, model.note):
-        if sentence:
-            reporter.note(sentence)
-    tokenizer = TextTokenizer(model.directory)
-    template = load_template(model.directory, tokenizer, home=home)
-    for sentence in template.warnings:
-        reporter.warn("template", model.name, sentence)
+    opened = open_model(settings=settings, home=home, reporter=reporter, offline=offline)
+    tokenizer, template = opened.tokenizer, opened.template
     times["model_locate"] = time.perf_counter() - begun
     tree_tokens = settings.prompt.tree_tokens
     key = record_key(fingerprint.digest, tokenizer, template, tree_tokens=tree_tokens)
@@ -79,7 +100,7 @@ def open_session(
         settings=settings,
         home=home,
         reporter=reporter,
-        model=model,
+        model=opened.model,
         tokenizer=tokenizer,
         template=template,
         document=document,

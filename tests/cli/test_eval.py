@@ -1,0 +1,119 @@
+"""`tsdoc eval`: options, table, JSON and page; the evaluation itself is tested in tests/eval."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Cli, FakeServices
+from tests.eval.test_results import make_item
+from tsdoc.eval.evaluate import Difference, EvalReport, EvalRequest
+from tsdoc.eval.results import make_cells
+from tsdoc.eval.tasks import TASKS
+
+
+class Evaluating(FakeServices):
+    def __init__(self, home: Path) -> None:
+        super().__init__(home)
+        self.requests: list[EvalRequest] = []
+
+    def evaluate(self, request: EvalRequest, **arguments: Any) -> EvalReport:
+        self.requests.append(request)
+        items = [
+            make_item(i, float(i % 3 > 0), task=task, policy=policy, haystack=f"{task}{length}",
+                      length=length)
+            for policy in ("tokenselect", "streaming_llm")
+            for length in (8192, 131_072)
+            for task in ("niah_single_2", "niah_multikey_1")
+            for i in range(10)
+        ]  # fmt: skip
+        return EvalReport(
+            model="model <b>", licence=None, device="cpu", window=32_768, document="book.txt",
+            document_tokens=200_000, cells=tuple(make_cells(items)), items=tuple(items),
+            differences=(
+                Difference(policy="streaming_llm", other="tokenselect", mean=-0.1, low=-0.3,
+                           high=0.1, n=40),
+            ),
+            path=None,
+        )  # fmt: skip
+
+
+@pytest.fixture
+def services(services: FakeServices) -> Evaluating:
+    return Evaluating(services.root)
+
+
+def test_options_reach_the_request(cli: Cli, services: Evaluating) -> None:
+    line = (
+        "eval --tasks vt,cwe --lengths 8k,1M,3000,all --policy tokenselect:top_k=4096,theta=null "
+        "--policy topk --source a.txt --items 7 --haystacks 2 --seed 5 --haystack noise "
+        "--out r.jsonl"
+    )
+    assert cli(*line.split()).code == 0
+    (request,) = services.requests
+    assert request == EvalRequest(
+        tasks=("vt", "cwe"),
+        lengths=(8192, 1_048_576, 3000, 0),
+        policies=("tokenselect:top_k=4096,theta=null", "topk"),
+        items=7,
+        haystacks=2,
+        seed=5,
+        background="noise",
+        sources=("a.txt",),
+        out=Path("r.jsonl"),
+    )
+
+
+@pytest.mark.parametrize("lengths", ["8x", "0", "-3", "8k;9k"])
+def test_a_wrong_length_is_a_usage_error(cli: Cli, lengths: str) -> None:
+    result = cli("eval", "--lengths", lengths)
+    assert result.code == 2
+    assert "is no length" in result.stderr
+
+
+def test_the_table_fits_80_columns(
+    cli: Cli, services: Evaluating, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = cli("eval", terminal=True).stdout.splitlines()
+    assert max(map(len, lines[:9])) <= 80
+    cells = "niah_single_2 8k tokenselect 60 31–83 10 2.0 s 0.5 s 200 ms"
+    assert lines[1].split() == cells.split()
+    assert "At 8,192 tokens of book.txt with tokenselect: 60 % right" in "\n".join(lines)
+    assert "streaming_llm against tokenselect: -10.0 points" in "\n".join(lines)
+
+
+def test_json_has_a_schema_cells_and_items(cli: Cli, services: Evaluating) -> None:
+    value = cli("eval", "--json").json()
+    assert value["schema"] == "tsdoc.eval/1"
+    assert len(value["cells"]) == 8
+    assert value["cells"][0].keys() >= {"policy", "task", "length", "n", "score", "low", "high"}
+    assert len(value["items"]) == 80
+
+
+def test_the_page_has_a_heat_map_for_each_task_and_policy(
+    cli: Cli, services: Evaluating, tmp_path: Path
+) -> None:
+    page = tmp_path / "page.html"
+    assert cli("eval", "--html", str(page)).code == 0
+    text = page.read_text("utf-8")
+    assert text.count('class="heat"') == 4
+    assert "model &lt;b&gt;" in text
+    assert "model <b>" not in text
+    assert "50 % right at 0–20 % of 8,192 tokens" in text
+
+
+def test_a_page_that_cannot_be_written_stops_before_any_work(
+    cli: Cli, services: Evaluating, tmp_path: Path
+) -> None:
+    assert cli("eval", "--html", str(tmp_path / "missing" / "page.html")).code == 2
+    assert services.requests == []
+
+
+def test_tasks_and_policies_are_listed(cli: Cli) -> None:
+    result = cli("eval", "--list")
+    assert all(name in result.stdout for name in TASKS)
+    names = [policy["name"] for policy in cli("eval", "--list", "--json").json()["policies"]]
+    assert "tokenselect" in names

@@ -1,0 +1,135 @@
+"""The whole way on a small random model: what it says is measured, kept and resumed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.session.conftest import Recorder
+from tsdoc.errors import UsageError
+from tsdoc.eval.evaluate import EvalReport
+from tsdoc.home import Home
+
+Run = Callable[..., EvalReport]
+
+
+def test_every_cell_has_items_times_and_an_interval(run_eval: Run, home: Home) -> None:
+    report = run_eval(tasks=("niah_single_2", "cwe"), lengths=(3000, 3500))
+    assert [(c.task, c.length, c.n) for c in report.cells] == [
+        ("niah_single_2", 3000, 2), ("cwe", 3000, 1),
+        ("niah_single_2", 3500, 2), ("cwe", 3500, 1),
+    ]  # fmt: skip
+    for cell in report.cells:
+        assert 0 <= cell.low <= cell.score <= cell.high <= 1
+        assert cell.prefill_s > 0
+    assert all(item.prompt_tokens <= item.length for item in report.items)
+
+
+def test_nothing_is_left_in_the_store_and_results_are_private(run_eval: Run, home: Home) -> None:
+    report = run_eval(tasks=("niah_single_2",), lengths=(2000,))
+    assert not home.store.exists()
+    kept = [path for path in home.root.rglob("*") if path.is_file()]
+    assert not any(b"the miller" in path.read_bytes() for path in kept)
+    assert report.path is not None
+    assert report.path.parent == home.evals
+    assert home.evals.stat().st_mode & 0o077 == 0
+
+
+def test_a_second_run_answers_nothing_anew(run_eval: Run) -> None:
+    first = run_eval(tasks=("niah_single_2",), lengths=(2000,))
+    recorder = Recorder()
+    second = run_eval(recorder, tasks=("niah_single_2",), lengths=(2000,))
+    assert second.items == first.items
+    assert "eval" not in recorder.stages
+    more = run_eval(tasks=("niah_single_2",), lengths=(2000, 2500))
+    assert more.items[: len(first.items)] == first.items
+
+
+def test_an_interrupted_run_goes_on(run_eval: Run, tmp_path: Path) -> None:
+    out = tmp_path / "results.jsonl"
+    request = {"tasks": ("niah_single_2",), "lengths": (2000, 2500), "out": out}
+
+    class Impatient(Recorder):
+        def advance(self, done: int) -> None:
+            if done > 3000:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_eval(Impatient(), **request)
+    assert len(out.read_text("utf-8").split('"item"')) == 3
+    report = run_eval(**request)
+    assert [cell.n for cell in report.cells] == [2, 2]
+
+
+def test_policies_answer_the_same_items_and_are_compared(run_eval: Run) -> None:
+    report = run_eval(
+        tasks=("niah_multikey_1",),
+        lengths=(2500,),
+        items=4,
+        policies=("tokenselect", "tokenselect:top_k=32,chunk_size=64,theta=null", "head_vote"),
+    )
+    assert [cell.policy for cell in report.cells] == [
+        "tokenselect", "tokenselect:top_k=32,chunk_size=64,theta=null", "head_vote",
+    ]  # fmt: skip
+    haystacks = {item.haystack for item in report.items}
+    assert len(haystacks) == 1
+    assert [(d.other, d.n) for d in report.differences] == [("tokenselect", 4)] * 2
+    without_cache = [item for item in report.items if "theta=null" in item.policy]
+    assert not any(item.hits for item in without_cache)
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        ("fancy", "no policy fancy"),
+        ("tokenselect:top=3", "no setting top"),
+        ("tokenselect:top_k", "no key=value"),
+        ("tokenselect:top_k=0", "greater than 0"),
+        ("tokenselect:chunk_size=100", "not a multiple"),
+        ("head_vote:function=topk", "no setting function"),
+    ],
+)
+def test_a_policy_that_cannot_be_is_refused_before_any_work(
+    run_eval: Run, policy: str, message: str
+) -> None:
+    recorder = Recorder()
+    with pytest.raises(UsageError, match=message):
+        run_eval(recorder, policies=(policy,))
+    assert recorder.stages == []
+
+
+def test_facts_are_hidden_in_the_users_document(run_eval: Run, tmp_path: Path) -> None:
+    book = tmp_path / "book.txt"
+    book.write_text("\n\n".join(f"A line of prose, the {i}th." for i in range(400)), "utf-8")
+    report = run_eval(tasks=("niah_single_2",), lengths=(1500, 0), sources=(str(book),))
+    assert report.document == "book.txt"
+    assert [cell.length for cell in report.cells] == [1500, report.document_tokens]
+    assert all("/document/" in item.haystack for item in report.items)
+
+
+def test_a_short_document_is_used_whole(run_eval: Run, tmp_path: Path) -> None:
+    book = tmp_path / "book.txt"
+    book.write_text("\n\n".join(f"A line of prose, the {i}th." for i in range(120)), "utf-8")
+    recorder = Recorder()
+    report = run_eval(recorder, sources=(str(book),))
+    assert {cell.length for cell in report.cells} == {report.document_tokens}
+    assert any("all of it is used" in note for note in recorder.notes)
+
+
+def test_a_benchmarks_file_is_its_own_task(run_eval: Run, tmp_path: Path) -> None:
+    path = tmp_path / "passkey.jsonl"
+    lines = [
+        {"id": i, "context": f"The key is {i}. " * 30, "input": "Which key?", "answer": f"{i}"}
+        for i in range(4)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
+    report = run_eval(files=(path,), items=3)
+    assert [(c.task, c.length, c.n) for c in report.cells] == [("InfiniteBench/passkey", 0, 3)]
+
+
+def test_a_length_of_the_whole_document_needs_one(run_eval: Run) -> None:
+    with pytest.raises(UsageError, match="--source"):
+        run_eval(lengths=(0,))

@@ -1,0 +1,273 @@
+"""`tsdoc eval`: how far the model can be trusted, by length, task and policy."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from tsdoc.cli.command import command
+from tsdoc.cli.options import Engine, Model, Reading, Tuning
+from tsdoc.cli.run import Run
+from tsdoc.errors import UsageError
+
+if TYPE_CHECKING:
+    from tsdoc.eval.evaluate import EvalReport
+
+SCALES = {"": 1, "k": 1024, "m": 1 << 20}
+
+Tasks = Annotated[
+    str | None,
+    typer.Option(
+        "--tasks",
+        metavar="NAMES",
+        help="Tasks, separated by commas; --list names them.",
+        show_default=False,
+    ),
+]
+Lengths = Annotated[
+    str | None,
+    typer.Option(
+        "--lengths",
+        metavar="LENGTHS",
+        help="Tokens of each prompt: 8k,32k or 1M; all is the whole source.",
+        show_default=False,
+    ),
+]
+Policies = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--policy",
+        metavar="POLICY",
+        help="What a token attends to: a name or NAME:KEY=VALUE,…; may be repeated. The first is "
+        "what others are compared with. --list names them.",
+        show_default=False,
+    ),
+]
+SourceOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--source",
+        metavar="SOURCE",
+        help="Hide facts in this document, not in made-up text; may be repeated.",
+        show_default=False,
+    ),
+]
+Data = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--data",
+        metavar="FILE",
+        help="A JSONL file of InfiniteBench, RULER or LongBench; may be repeated.",
+        show_default=False,
+    ),
+]
+NumItems = Annotated[
+    int | None,
+    typer.Option(
+        "--items",
+        metavar="N",
+        min=1,
+        help="Questions for each task and length.",
+        show_default=False,
+    ),
+]
+NumHaystacks = Annotated[
+    int | None,
+    typer.Option(
+        "--haystacks",
+        metavar="N",
+        min=1,
+        help="Texts that they share, at most: each is prefilled once.",
+        show_default=False,
+    ),
+]
+Background = Annotated[
+    Literal["noise", "filler", "document"] | None,
+    typer.Option("--haystack", help="What the texts are made of.", show_default=False),
+]
+Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Other seeds are other items.")]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        metavar="FILE",
+        help="Keep results there; the same command goes on with them.",
+        show_default=False,
+    ),
+]
+Html = Annotated[
+    Path | None,
+    typer.Option("--html", metavar="FILE", help="Write a page with heat maps too."),
+]
+ListAll = Annotated[bool, typer.Option("--list", help="Name all tasks and policies.")]
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Registers eval."""
+    command(
+        app,
+        panel="Setup",
+        name="eval",
+        usage="[OPTIONS]",
+        examples=[
+            ("Can it find facts in my book?", "tsdoc eval --source book.txt"),
+            (
+                "Against full attention, where that fits",
+                "tsdoc eval --policy tokenselect --policy full",
+            ),
+            ("A larger budget", "tsdoc eval --policy tokenselect:top_k=4096"),
+        ],
+    )(evaluate)
+
+
+def evaluate(
+    run: Run,
+    *,
+    tasks: Tasks = None,
+    lengths: Lengths = None,
+    policies: Policies = None,
+    sources: SourceOptions = None,
+    data: Data = None,
+    items: NumItems = None,
+    haystacks: NumHaystacks = None,
+    background: Background = None,
+    seed: Seed = 0,
+    out: Out = None,
+    html: Html = None,
+    list_all: ListAll = False,
+    reading: Reading,
+    tuning: Tuning,
+    model: Model,
+    engine: Engine,
+) -> None:
+    """Measure how far this model can be trusted, by length of the text.
+
+    Facts are hidden in long texts and asked for. Without options that takes some minutes.
+    """
+    from tsdoc.eval.evaluate import EvalRequest
+    from tsdoc.report import check_target
+
+    if list_all:
+        _list(run)
+        return
+    if html is not None:
+        check_target(html)
+    request = EvalRequest(
+        tasks=None if tasks is None else _names(tasks),
+        lengths=None if lengths is None else parse_lengths(lengths),
+        policies=tuple(dict.fromkeys(policies or ["tokenselect"])),
+        items=items,
+        haystacks=haystacks,
+        seed=seed,
+        background=background,
+        sources=tuple(sources or ()),
+        files=tuple(data or ()),
+        out=out,
+    )
+    settings = run.settings(tuning, model=model, engine=engine).settings
+    report = run.services.evaluate(
+        request,
+        settings=settings,
+        home=run.services.home(),
+        ingest=run.ingest_options(reading),
+        reporter=run.reporter,
+        offline=model.offline,
+    )
+    if html is not None:
+        _write_html(html, report)
+    if run.output.json:
+        from tsdoc.eval.show import report_json
+
+        run.answer(report_json(report))
+        return
+    _show(run, report)
+
+
+def parse_lengths(text: str) -> tuple[int, ...]:
+    """Reads "8k,32k,1M,all".
+
+    Raises:
+        UsageError: a part is no length.
+    """
+    from tsdoc.eval.evaluate import WHOLE
+
+    lengths = []
+    for part in _names(text):
+        if part.lower() == "all":
+            lengths.append(WHOLE)
+            continue
+        match = re.fullmatch(r"(\d+)([km]?)", part.lower())
+        if match is None or int(match[1]) == 0:
+            raise UsageError(
+                f"{part} is no length", where="--lengths", hint="Say --lengths 8k,32k or 1M."
+            )
+        lengths.append(int(match[1]) * SCALES[match[2]])
+    return tuple(lengths)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+
+
+def _list(run: Run) -> None:
+    from tsdoc.cli.tables import Column
+    from tsdoc.eval.policies import POLICIES
+    from tsdoc.eval.tasks import TASKS
+
+    if run.output.json:
+        run.answer(
+            {
+                "tasks": [{"name": task.name, "about": task.about} for task in TASKS.values()],
+                "policies": [{"name": p.name, "about": p.about} for p in POLICIES.values()],
+            }
+        )
+        return
+    about = Column(title="", shrinks=True)
+    run.terminal.table(
+        [Column(title="task"), about], [(task.name, task.about) for task in TASKS.values()]
+    )
+    run.terminal.line()
+    run.terminal.table(
+        [Column(title="policy"), about], [(p.name, p.about) for p in POLICIES.values()]
+    )
+
+
+def _show(run: Run, report: EvalReport) -> None:
+    from tsdoc.cli.tables import Column
+    from tsdoc.eval.show import difference_line, summary_lines, table_rows
+
+    columns = [
+        Column(title="task", shrinks=True),
+        Column(title="length", right=True),
+        Column(title="policy", shrinks=True),
+        Column(title="score", right=True),
+        Column(title="95 %", right=True),
+        Column(title="n", right=True),
+        Column(title="prefill", right=True),
+        Column(title="first", right=True),
+        Column(title="token", right=True),
+    ]
+    run.terminal.table(columns, table_rows(report))
+    run.terminal.line()
+    for line in summary_lines(report):
+        run.terminal.line(line)
+    for difference in report.differences:
+        run.terminal.line(difference_line(difference))
+    if report.path is not None:
+        run.reporter.note(f"results: {report.path}")
+
+
+def _write_html(path: Path, report: EvalReport) -> None:
+    from tsdoc.eval.show import heat_maps, report_json
+    from tsdoc.report import render_page, write_page
+
+    page = render_page(
+        "eval",
+        title=f"How far {report.model} can be trusted",
+        data=report_json(report),
+        maps=heat_maps(report),
+    )
+    write_page(path, page)

@@ -1,0 +1,118 @@
+"""TokenSelect as it ships: the engine itself, with any of its settings."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from tsdoc.errors import ResourceError
+from tsdoc.eval.policies.interface import ModelContext, Reply
+from tsdoc.kernels.kv import MemoryPiece
+from tsdoc.prompt.tokenizer import Ids
+from tsdoc.settings import Settings
+
+MEMORY_SHARE = 0.8  # of the free memory that K and V may take
+
+
+class TokenSelect:
+    """See `Contender`; K and V are kept in memory alone.
+
+    Args:
+        context: Model and settings.
+        changes: Settings of this policy, by group.
+    """
+
+    def __init__(self, context: ModelContext, changes: Mapping[str, Mapping[str, object]]) -> None:
+        from tsdoc.engine.engine import Engine
+        from tsdoc.kernels.selection import SelectionConfig
+
+        self._context = context
+        self._settings = change_settings(context.settings, changes)
+        self._engine = Engine(
+            context.decoder,
+            SelectionConfig(**self._settings.selection.model_dump()),
+            max_tokens=context.max_tokens,
+            question_chunk_size=self._settings.engine.question_chunk_size,
+            backend=context.backend,
+        )
+        self._piece = self._make_piece(0, 1)
+        self._num_tokens = 0
+
+    def prefill(self, ids: Ids, on_tokens: Callable[[int], None]) -> None:
+        """See `Contender.prefill`."""
+        self._check_memory(len(ids))
+        self._piece, self._num_tokens = self._make_piece(0, len(ids)), len(ids)
+        self._engine.prefill(
+            [self._piece],
+            ids,
+            0,
+            prefill_block=self._settings.engine.prefill_block,
+            on_block=on_tokens,
+        )
+
+    def answer(self, question: Ids, max_new_tokens: int) -> Reply:
+        """See `Contender.answer`."""
+        from tsdoc.engine.generate import GenerationConfig
+
+        start = self._num_tokens
+        tail = self._make_piece(start, len(question) + max_new_tokens)
+        begun = time.perf_counter()
+        first = begun
+        generation = self._engine.generate(
+            [self._piece, tail],
+            question.tolist(),
+            start,
+            GenerationConfig(
+                max_new_tokens=max_new_tokens,
+                stop_ids=frozenset(self._context.config.eos_token_ids),
+                question_chunk_size=self._settings.engine.question_chunk_size,
+                theta=self._settings.engine.theta,
+            ),
+        )
+        for count, _ in enumerate(generation):
+            if count == 0:
+                first = time.perf_counter()
+        ended = time.perf_counter()
+        first = first if generation.tokens else ended
+        return Reply(
+            tokens=tuple(generation.tokens),
+            first_s=first - begun,
+            decode_s=ended - first,
+            lookups=generation.reuse.num_lookups,
+            hits=generation.reuse.num_hits,
+        )
+
+    def _make_piece(self, start: int, capacity: int) -> MemoryPiece:
+        config = self._context.config
+        return MemoryPiece(
+            start=start,
+            capacity=capacity,
+            num_layers=config.num_layers,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            kv_dtype=self._settings.engine.kv_dtype,
+        )
+
+    def _check_memory(self, num_tokens: int) -> None:
+        """On the CPU, K and V take memory of the machine; a GPU checks its own."""
+        if self._context.backend.device.type != "cpu":
+            return
+        import psutil
+
+        itemsize = 4 if self._settings.engine.kv_dtype == "float32" else 2
+        needed = num_tokens * self._context.config.kv_bytes_per_token(itemsize)
+        free = psutil.virtual_memory().available
+        if needed > free * MEMORY_SHARE:
+            raise ResourceError(
+                f"K and V of {num_tokens:,} tokens take {needed / 1e9:.1f} GB of memory, and "
+                f"{free / 1e9:.1f} GB are free",
+                hint="Choose shorter --lengths or a smaller --model.",
+            )
+
+
+def change_settings(settings: Settings, changes: Mapping[str, Mapping[str, object]]) -> Settings:
+    """Returns settings with some values changed, checked as those of the user are."""
+    values = settings.model_dump()
+    for group, entries in changes.items():
+        values[group] = {**values[group], **entries}
+    return Settings.model_validate(values)
