@@ -19,9 +19,18 @@ from tsdoc.cli.counting import CountTexts
 from tsdoc.cli.edge import run_command
 from tsdoc.cli.services import ListedModel, Services
 from tsdoc.home import Home
-from tsdoc.ingest.document import Document, IngestWarning, Section, SkippedFile, SourceFile
+from tsdoc.ingest.document import (
+    Document,
+    IngestWarning,
+    Place,
+    Section,
+    SkippedFile,
+    SourceFile,
+)
 from tsdoc.ingest.options import IngestOptions
 from tsdoc.progress import Reporter
+from tsdoc.session.parts import Part
+from tsdoc.session.summary import CitedSentence, Summary
 from tsdoc.settings import Settings
 
 
@@ -123,6 +132,53 @@ class FakeConversation:
         return answer
 
 
+def made_place(line: int) -> Place:
+    """Returns a line of a made book."""
+    return Place(file="big.txt", titles=(), page=None, page_label=None, line=line)
+
+
+@dataclass
+class FakeSummarizer:
+    """Summaries that are given; the first `num_kept` parts have theirs already."""
+
+    session: Any
+    behaviour: FakeServices
+    length: str
+    max_new_tokens: int | None
+    made: list[str] = field(default_factory=list)
+
+    def _summary(self, *sentences: tuple[str, int | None], kept: bool = False) -> Summary:
+        answer: Any = None if kept else self.session.ask("Summarise.", lambda text: None)
+        return Summary(
+            sentences=tuple(
+                CitedSentence(text=text, place=None if line is None else made_place(line))
+                for text, line in sentences
+            ),
+            finish_reason="stop",
+            generated_tokens=9,
+            answer=answer,
+        )
+
+    def whole(self, on_sentence: Callable[[CitedSentence], None]) -> Summary:
+        summary = self._summary(("It begins.", 3), ("It goes on.", 3), ("Nobody knows.", None))
+        for sentence in summary.sentences:
+            on_sentence(sentence)
+        return summary
+
+    def kept_part(self, part: Part) -> Summary | None:
+        number = self.behaviour.parts.index(part)
+        if number >= self.behaviour.num_kept_parts:
+            return None
+        return self._summary((f"{part.title} is kept.", 5), kept=True)
+
+    def part(self, part: Part) -> Summary:
+        self.made.append(part.title)
+        return self._summary((f"{part.title} is new.", 7))
+
+    def of_summaries(self, parts: Sequence[tuple[Part, Summary]]) -> Summary:
+        return self._summary((f"It has {len(parts)} parts.", None))
+
+
 class FakeServices(Services):
     """A library that reads nothing and answers what it is told to."""
 
@@ -134,6 +190,18 @@ class FakeServices(Services):
         self.count: CountTexts | None = None
         self.document = make_document()
         self.sessions: list[FakeSession] = []
+        self.parts = [
+            Part(
+                title=title,
+                sections=(n, n + 1),
+                tokens=(n * 10, n * 10 + 10),
+                first=made_place(n * 10 + 1),
+                last=made_place(n * 10 + 10),
+            )
+            for n, title in enumerate(("One", "Two", "Three"))
+        ]
+        self.num_kept_parts = 0
+        self.summarizers: list[FakeSummarizer] = []
         self.conversations: list[FakeConversation] = []
         self.kept_questions: list[str] = []
         self.before_answer: Callable[[Reporter], None] = lambda reporter: None
@@ -163,6 +231,13 @@ class FakeServices(Services):
         conversation = FakeConversation(session, name, turns, tokens, tokens)
         self.conversations.append(conversation)
         return conversation
+
+    def open_summarizer(self, session: Any, **options: Any) -> Any:
+        self.summarizers.append(FakeSummarizer(session, self, **options))
+        return self.summarizers[-1]
+
+    def split_document(self, session: Any, by: str) -> list[Part]:
+        return self.parts
 
     def read_sources(
         self, sources: Sequence[str], options: IngestOptions, reporter: Reporter

@@ -1,4 +1,4 @@
-"""ask, summarize and ingest against a made session."""
+"""ask and ingest against a made session."""
 
 from __future__ import annotations
 
@@ -119,20 +119,6 @@ def test_ctrl_c_without_a_store_keeps_nothing(cli: Cli, services: FakeServices) 
 
     services.before_answer = stop
     assert cli("ask", "a.txt", "Who?", "--no-store").stderr.endswith("tsdoc: stopped\n")
-
-
-def test_summarize_asks_for_the_length(cli: Cli, services: FakeServices) -> None:
-    value = cli("summarize", "a.txt", "--length", "400", "--json").json()
-    (session,) = services.sessions
-    assert "about 400 words" in session.asked[0]
-    assert session.settings.answer.max_new_tokens == 800
-    assert (value["schema"], value["length_words"]) == ("tsdoc.summarize/1", 400)
-    assert value["answers"][0]["text"] == "The villain is Moriarty."
-
-
-def test_summarize_keeps_the_users_limit(cli: Cli, services: FakeServices) -> None:
-    cli("summarize", "a.txt", "--length", "400", "--max-new-tokens", "50")
-    assert services.sessions[0].settings.answer.max_new_tokens == 50
 
 
 def test_ingest_says_what_is_kept(cli: Cli) -> None:

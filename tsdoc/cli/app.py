@@ -11,7 +11,17 @@ from typing import Annotated
 import typer
 
 from tsdoc import __version__
-from tsdoc.cli import ask, cache, chat, evaluating, models, profile, settings, sources
+from tsdoc.cli import (
+    ask,
+    cache,
+    chat,
+    evaluating,
+    models,
+    profile,
+    settings,
+    sources,
+    summarize,
+)
 from tsdoc.cli.console import standard_terminal
 from tsdoc.cli.edge import run_command
 from tsdoc.cli.interrupt import Interrupts
@@ -45,6 +55,7 @@ def build_app() -> typer.Typer:
     app.callback()(_global_options)
     ask.add_commands(app)
     chat.add_commands(app)
+    summarize.add_commands(app)
     sources.add_commands(app)
     profile.add_commands(app)
     cache.add_commands(app)

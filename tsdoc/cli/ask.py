@@ -1,4 +1,4 @@
-"""`tsdoc ask`, `tsdoc summarize` and `tsdoc ingest`: the commands that run the model."""
+"""`tsdoc ask` and `tsdoc ingest`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,6 @@ from tsdoc.cli.reporter import amount, duration
 from tsdoc.cli.run import Run
 
 PANEL = "Questions"
-TOKENS_PER_WORD = 2  # room for languages and models that need more tokens than English text
-SUMMARY = (
-    "Summarise the whole document in about {words} words. Say what kind of document it is and what "
-    "it is about, then its main people, parts or claims in the order of the document, and how it "
-    "ends or what it concludes. Use only what the document says."
-)
 
 Items = Annotated[
     list[str] | None,
@@ -47,14 +41,10 @@ QuestionsFile = Annotated[
         help="A file with one question per line; # begins a comment.",
     ),
 ]
-Length = Annotated[
-    int,
-    typer.Option("--length", metavar="WORDS", min=20, max=5000, help="About so many words."),
-]
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Registers ask, summarize and ingest."""
+    """Registers ask and ingest."""
     command(
         app,
         panel=PANEL,
@@ -66,15 +56,6 @@ def add_commands(app: typer.Typer) -> None:
             ("From a pipe, for a script", "man bash | tsdoc ask - 'What is a job?' --json"),
         ],
     )(ask)
-    command(
-        app,
-        panel=PANEL,
-        usage="SOURCE... [OPTIONS]",
-        examples=[
-            ("A summary of a whole book", "tsdoc summarize book.pdf"),
-            ("A longer one of one part", "tsdoc summarize book.pdf --pages 1-60 --length 500"),
-        ],
-    )(summarize)
     command(
         app,
         panel=PANEL,
@@ -111,33 +92,6 @@ def ask(
         answers = answer_all(run, session, request.questions)
         if run.output.json:
             run.answer(session_json(session, answers))
-
-
-def summarize(
-    run: Run,
-    sources: Sources = None,
-    length: Length = 250,
-    *,
-    reading: Reading,
-    tuning: Tuning,
-    model: Model,
-    engine: Engine,
-    sampling: Sampling,
-) -> None:
-    """Summarise the whole of the sources in one pass."""
-    require_sources(sources or [], command="summarize")
-    resolved = run.settings(tuning, model=model, engine=engine, sampling=sampling)
-    settings = resolved.settings
-    if resolved.origins["answer.max_new_tokens"] == "built-in":
-        room = max(settings.answer.max_new_tokens, length * TOKENS_PER_WORD)
-        answer = settings.answer.model_copy(update={"max_new_tokens": room})
-        settings = settings.model_copy(update={"answer": answer})
-    with open_sources(
-        run, settings=settings, sources=sources or [], reading=reading, offline=model.offline
-    ) as session:
-        answers = answer_all(run, session, [SUMMARY.format(words=length)])
-        if run.output.json:
-            run.answer({"length_words": length, **session_json(session, answers)})
 
 
 def ingest(

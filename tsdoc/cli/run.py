@@ -31,6 +31,7 @@ class Run:
     Attributes:
         command: The command's full name, "tsdoc ask".
         keeps: Whether what is prefilled can be resumed.
+        kept: What else Ctrl-C leaves behind ("3 of 12 parts"), once there is some.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Run:
         self.output = output
         self.command = "tsdoc"
         self.keeps = False
+        self.kept: str | None = None
         self.reporter = ConsoleReporter(terminal, quiet=output.quiet)
 
     def begin(self, command: str, output: Output) -> None:
@@ -121,6 +123,9 @@ class Run:
 
     def interrupted(self) -> InterruptedRunError:
         """Returns the error that Ctrl-C ends in, which names what was kept."""
+        if self.kept is not None:
+            message = f"stopped; {self.kept} are kept, run the same command to go on"
+            return InterruptedRunError(message)
         prefill = self.reporter.prefill
         if prefill is None or prefill.total is None or not prefill.done or not self.keeps:
             return InterruptedRunError("stopped")

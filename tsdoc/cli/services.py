@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from tsdoc.progress import Reporter
     from tsdoc.session import Conversation, Session
     from tsdoc.session.kept import KeptConversation
+    from tsdoc.session.parts import By, Part
+    from tsdoc.session.summary import Length, Summarizer
     from tsdoc.settings import Settings
     from tsdoc.store.store import Store
 
@@ -132,6 +134,20 @@ class Services:
             reporter=reporter,
             offline=offline,
         )
+
+    def open_summarizer(
+        self, session: Session, *, length: Length, max_new_tokens: int | None
+    ) -> Summarizer:
+        """Returns what summarises a session's document."""
+        from tsdoc.session.summary import Summarizer
+
+        return Summarizer(session, length, max_new_tokens=max_new_tokens)
+
+    def split_document(self, session: Session, by: By) -> list[Part]:
+        """Returns the parts that are summarised one by one."""
+        from tsdoc.session.parts import split_document
+
+        return split_document(session.document, session.prompt, by)
 
     def read_sources(
         self, sources: Sequence[str], options: IngestOptions, reporter: Reporter

@@ -4,6 +4,7 @@ open_session   locate the model → read sources (or their record) → prompt �
 prepare        find the prompt's KV in the store, or prefill and keep it
 ask            question behind the prompt → answer, streamed
 Conversation   questions behind one another, kept under a name
+summary        a document, or its parts one by one, in a few sentences with their places
 """
 
 from tsdoc.session.conversation import Conversation

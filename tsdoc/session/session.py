@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,7 @@ from tsdoc.session.loading import LoadedModel, load_model, resolve_compute_dtype
 from tsdoc.session.prefill import Prefill, PromptKV
 from tsdoc.session.results import Answer, Estimate, Prepared
 from tsdoc.session.tail import Tail
+from tsdoc.session.transcript import StopAnswer, Transcript
 from tsdoc.settings import Settings
 from tsdoc.store.key import KVShape, ModelKey
 
@@ -106,6 +107,11 @@ class Session:
         self._kv = None
         self._resources.close()
 
+    @property
+    def model_key(self) -> ModelKey:
+        """What K and V of the prompt depend on besides its tokens."""
+        return self._job.key
+
     def estimate(self) -> Estimate:
         """Looks up what the store already holds; computes nothing."""
         job = self._job
@@ -145,15 +151,18 @@ class Session:
         *,
         tail: Tail | None = None,
         allowed: Sequence[tuple[int, int]] | None = None,
+        max_new_tokens: int | None = None,
     ) -> Answer:
-        """Answers one question; `on_text` receives the answer as it comes.
+        """Answers one question.
 
         Args:
             question: The question.
-            on_text: Receives the answer as it comes.
+            on_text: Receives the answer as it comes; StopAnswer from it ends the answer.
             tail: The conversation that the question goes on with; it grows by this turn. Ctrl-C
                 then ends the answer as it is, once it has begun.
-            allowed: Restricts selection to these ranges of prompt positions: parts of the document.
+            allowed: Restricts selection to these ranges of prompt positions (parts of the document)
+                and to what stands behind the prompt.
+            max_new_tokens: Instead of the settings' value.
 
         Raises:
             ResourceError: prompt, question and answer exceed max_prompt_tokens.
@@ -165,15 +174,18 @@ class Session:
         ids = before.ids[before.num_cached :] + asked
         prompt_len = len(self.prompt.ids)
         start = prompt_len + before.num_cached
-        room = len(ids) + self.settings.answer.max_new_tokens
+        room = len(ids) + (max_new_tokens or self.settings.answer.max_new_tokens)
         self._check_length(start + room, before)
         kv = self._load_kv()
         engine = self._make_engine(start + room)
-        config = replace(self._generation_config(), allowed=allowed)
+        config = self._generation_config(
+            max_new_tokens=room - len(ids),
+            allowed=None if allowed is None else [*allowed, (prompt_len, start + room)],
+        )
         begun = time.perf_counter()
-        answer = _Transcript(self.tokenizer, on_text)
+        answer = Transcript(self.tokenizer, on_text)
         num_repaired = 0
-        interrupted = False
+        ended = "stop"
         while True:
             piece = self._room(start, room)
             pieces = [*kv.pieces, *before.pieces, piece]
@@ -185,7 +197,9 @@ class Session:
             except KeyboardInterrupt:
                 if tail is None or not generation.tokens:
                     raise
-                interrupted = True
+                ended = "interrupted"
+                break
+            except StopAnswer:
                 break
             except CorruptPageError as error:
                 if kv.entry is None:
@@ -205,7 +219,7 @@ class Session:
         return Answer(
             question=question,
             text=answer.text,
-            finish_reason="interrupted" if interrupted else generation.finish_reason or "stop",
+            finish_reason=generation.finish_reason or ended,
             prompt_tokens=start + len(ids),
             reused_tokens=reused,
             generated_tokens=len(generation.tokens),
@@ -261,13 +275,16 @@ class Session:
             backend=self._loaded.backend,
         )
 
-    def _generation_config(self) -> GenerationConfig:
+    def _generation_config(
+        self, *, max_new_tokens: int, allowed: Sequence[tuple[int, int]] | None
+    ) -> GenerationConfig:
         from tsdoc.engine.generate import GenerationConfig
         from tsdoc.engine.sampling import SamplingConfig
 
         options = self.settings.answer
         return GenerationConfig(
-            max_new_tokens=options.max_new_tokens,
+            max_new_tokens=max_new_tokens,
+            allowed=allowed,
             stop_ids=frozenset(self.model.config.eos_token_ids),
             question_chunk_size=self.settings.engine.question_chunk_size,
             theta=self.settings.engine.theta,
@@ -287,32 +304,6 @@ class Session:
             head_dim=shape.head_dim,
             kv_dtype=shape.kv_dtype,
         )
-
-
-class _Transcript:
-    """The text of an answer as it grows; tokens that come again after a repair are passed over."""
-
-    def __init__(self, tokenizer: TextTokenizer, on_text: Callable[[str], None]) -> None:
-        self._decoder = tokenizer.stream_decoder()
-        self._on_text = on_text
-        self._parts: list[str] = []
-        self.num_tokens = 0
-        self.first_token_at = 0.0
-
-    @property
-    def text(self) -> str:
-        return "".join(self._parts)
-
-    def add(self, count: int, token: int) -> None:
-        """Takes the answer's token number `count`, counted from 1."""
-        if count <= self.num_tokens:
-            return
-        if self.num_tokens == 0:
-            self.first_token_at = time.perf_counter()
-        self.num_tokens = count
-        piece = self._decoder.push(token)
-        self._parts.append(piece)
-        self._on_text(piece)
 
 
 def _open_store(settings: Settings, home: Home, reporter: Reporter) -> Store | None:

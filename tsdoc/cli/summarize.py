@@ -1,0 +1,254 @@
+"""`tsdoc summarize`: a whole document, or its sections or files one by one, as Markdown."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from tsdoc.cli.answering import open_sources, say_cut, session_json
+from tsdoc.cli.arguments import require_sources
+from tsdoc.cli.command import command
+from tsdoc.cli.options import ANSWERING, Engine, Model, Reading, Sampling, Sources, Tuning
+from tsdoc.cli.reporter import duration
+from tsdoc.cli.run import Run
+from tsdoc.errors import InterruptedRunError
+from tsdoc.terminal import visible_line
+
+if TYPE_CHECKING:
+    from tsdoc.session import Session
+    from tsdoc.session.parts import Part
+    from tsdoc.session.summary import CitedSentence, Summarizer, Summary
+
+PANEL = "Questions"
+LONG_RUN_S = 600.0  # more than this is asked about
+COUNTED_AS = 3  # the summary of the summaries, in parts
+
+By = Annotated[
+    Literal["whole", "section", "file"],
+    typer.Option(
+        "--by",
+        help="What is summarised: the whole, or each section or file and then the whole.",
+        rich_help_panel=ANSWERING,
+    ),
+]
+LengthOption = Annotated[
+    Literal["short", "medium", "long"],
+    typer.Option(
+        "--length",
+        help="About 100, 250 or 600 words, and for each part 40, 80 or 160.",
+        rich_help_panel=ANSWERING,
+    ),
+]
+Yes = Annotated[
+    bool,
+    typer.Option("--yes", help="Do not ask before a long run.", rich_help_panel=ANSWERING),
+]
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Registers summarize."""
+    command(
+        app,
+        panel=PANEL,
+        usage="SOURCE... [OPTIONS]",
+        examples=[
+            ("A summary of a whole book", "tsdoc summarize book.pdf"),
+            ("Chapter by chapter", "tsdoc summarize book.epub --by section > book.md"),
+            ("A longer one of some pages", "tsdoc summarize book.pdf --pages 1-60 --length long"),
+        ],
+    )(summarize)
+
+
+def summarize(
+    run: Run,
+    sources: Sources = None,
+    by: By = "whole",
+    length: LengthOption = "medium",
+    yes: Yes = False,
+    *,
+    reading: Reading,
+    tuning: Tuning,
+    model: Model,
+    engine: Engine,
+    sampling: Sampling,
+) -> None:
+    """Summarise the sources as Markdown, with the places that say the same.
+
+    With --by, each part is summarised from its own text, and then the whole from these summaries.
+    Finished parts are kept: after Ctrl-C the same command goes on.
+    """
+    require_sources(sources or [], command="summarize")
+    resolved = run.settings(tuning, model=model, engine=engine, sampling=sampling)
+    settings = resolved.settings
+    chosen = resolved.origins["answer.max_new_tokens"] != "built-in"
+    with open_sources(
+        run, settings=settings, sources=sources or [], reading=reading, offline=model.offline
+    ) as session:
+        summarizer = run.services.open_summarizer(
+            session,
+            length=length,
+            max_new_tokens=settings.answer.max_new_tokens if chosen else None,
+        )
+        if by == "whole":
+            summary, parts = _whole(run, session, summarizer), []
+        else:
+            session.prepare()
+            parts = _PartByPart(run, summarizer, yes=yes).run(
+                run.services.split_document(session, by)
+            )
+            summary = _of_parts(run, session, summarizer, parts)
+        if run.output.json:
+            made = [*(s for _, s in parts), summary]
+            run.answer(
+                {
+                    **session_json(session, [s.answer for s in made if s.answer is not None]),
+                    "by": by,
+                    "length": length,
+                    "summary": _summary_json(summary),
+                    "parts": [{**_part_json(part), **_summary_json(s)} for part, s in parts],
+                }
+            )
+
+
+def _whole(run: Run, session: Session, summarizer: Summarizer) -> Summary:
+    """Summarises in one pass and shows the sentences as they come."""
+    writer = _Markdown(run)
+    if not run.output.json:
+        writer.heading(1, f"Summary of {session.document.name}")
+    summary = summarizer.whole(writer.sentence)
+    writer.end()
+    if summary.answer is not None:
+        say_cut(run, summary.answer)
+    return summary
+
+
+class _PartByPart:
+    """Summarises parts that no earlier run has summarised; says how long it will take."""
+
+    def __init__(self, run: Run, summarizer: Summarizer, *, yes: bool) -> None:
+        self._run = run
+        self._summarizer = summarizer
+        self._asked = yes
+
+    def run(self, parts: Sequence[Part]) -> list[tuple[Part, Summary]]:
+        """Returns the summaries in the order of the parts.
+
+        Raises:
+            InterruptedRunError: the answer to the question whether to go on was no.
+        """
+        found = [self._summarizer.kept_part(part) for part in parts]
+        missing = [number for number, summary in enumerate(found) if summary is None]
+        reporter = self._run.reporter
+        if len(missing) < len(parts):
+            reporter.note(f"{len(parts) - len(missing)} of {len(parts)} parts are kept from before")
+        reporter.start("summarise", len(parts), "parts")
+        reporter.advance(len(parts) - len(missing))
+        began = time.perf_counter()
+        for count, number in enumerate(missing, start=1):
+            found[number] = self._summarizer.part(parts[number])
+            done = len(parts) - len(missing) + count
+            if self._run.keeps:
+                self._run.kept = f"{done} of {len(parts)} parts"
+            reporter.advance(done)
+            if count == 1:
+                self._consent(time.perf_counter() - began, len(missing) - 1)
+        reporter.finish()
+        return [(part, s) for part, s in zip(parts, found, strict=True) if s is not None]
+
+    def _consent(self, part_s: float, num_left: int) -> None:
+        """Says how long the rest will take, and asks before it takes very long."""
+        left_s = part_s * (num_left + COUNTED_AS)
+        about = f"{num_left} more parts, about {duration(left_s)} at {part_s:.0f} s each"
+        if left_s < LONG_RUN_S or self._asked:
+            if num_left:
+                self._run.reporter.note(about)
+        elif not self._run.reporter.confirm(f"{about}. Ctrl-C is safe. Go on?"):
+            error = self._run.interrupted()
+            raise InterruptedRunError(error.message)
+
+
+def _of_parts(
+    run: Run, session: Session, summarizer: Summarizer, parts: Sequence[tuple[Part, Summary]]
+) -> Summary:
+    """Summarises the summaries and shows everything."""
+    from tsdoc.session.summary import without_repetitions
+
+    run.reporter.start("summarise the summaries", None, "tokens")
+    summary = summarizer.of_summaries(parts)
+    run.reporter.finish()
+    if run.output.json:
+        return summary
+    writer = _Markdown(run)
+    shown = without_repetitions([summary, *(s for _, s in parts)])
+    writer.heading(1, f"Summary of {session.document.name}")
+    for sentence in shown[0]:
+        writer.sentence(sentence)
+    writer.end()
+    for (part, _), sentences in zip(parts, shown[1:], strict=True):
+        run.terminal.line()
+        writer.heading(2, f"{part.title} ({part.where})")
+        for sentence in sentences:
+            writer.sentence(sentence)
+        writer.end()
+    return summary
+
+
+class _Markdown:
+    """Writes headings and paragraphs of cited sentences to stdout."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._begun = False
+        self._cited = ""
+
+    def heading(self, level: int, text: str) -> None:
+        """Writes a heading and the empty line behind it."""
+        self._run.terminal.line(f"{'#' * level} {visible_line(text)}\n")
+
+    def sentence(self, sentence: CitedSentence) -> None:
+        """Writes a sentence and its place, unless the place was just named."""
+        if self._run.output.json:
+            return
+        from tsdoc.session.summary import separator
+
+        place = "" if sentence.place is None else f"[{visible_line(str(sentence.place))}]"
+        cited = f" {place}" if place and place != self._cited else ""
+        self._cited = place or self._cited
+        before = separator(sentence.text) if self._begun else ""
+        self._run.terminal.write(f"{before}{sentence.text}{cited}")
+        self._begun = True
+
+    def end(self) -> None:
+        """Ends the paragraph."""
+        if self._begun:
+            self._run.terminal.line()
+            self._run.terminal.flush()
+        self._begun = False
+        self._cited = ""
+
+
+def _part_json(part: Part) -> dict[str, object]:
+    return {
+        "title": part.title,
+        "where": part.where,
+        "first": asdict(part.first),
+        "last": asdict(part.last),
+        "tokens": list(part.tokens),
+    }
+
+
+def _summary_json(summary: Summary) -> dict[str, object]:
+    return {
+        "text": summary.text,
+        "finish_reason": summary.finish_reason,
+        "generated_tokens": summary.generated_tokens,
+        "kept": summary.answer is None,
+        "sentences": [
+            {"text": s.text, "place": None if s.place is None else asdict(s.place)}
+            for s in summary.sentences
+        ],
+    }

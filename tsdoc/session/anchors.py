@@ -1,0 +1,93 @@
+"""Where a document says what a sentence says: the place that shares most of its rarer words.
+
+A citation from here is found by comparing words, whatever the model looked at. A sentence without
+one shares too little with the text: it may be a paraphrase, or made up.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+
+from tsdoc.ingest.document import Document, Place
+from tsdoc.prompt.tokenmap import TokenMap
+
+WINDOW = 48  # words that are compared at a time
+STEP = 16
+MIN_SHARED = 2  # different words, beyond the commonest
+MIN_SHARE = 0.25  # of the sentence's weight
+_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W_\u3040-\u30ff\u3400-\u9fff]+")
+_SUFFIX = re.compile(r"(?<=.{4})(?:ing|ed|es|s|ly|'s|’s)$")
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """Words [first, last) of a section."""
+
+    section: int
+    first: int
+    last: int
+
+
+class Anchors:
+    """Finds places among some sections of a document.
+
+    Args:
+        document: The document.
+        map: Finds places by section and character.
+        sections: Section numbers [first, last).
+    """
+
+    def __init__(self, document: Document, map: TokenMap, sections: tuple[int, int]) -> None:  # noqa: A002
+        self._map = map
+        self._words: dict[int, list[tuple[str, int]]] = {}
+        self._windows: list[_Window] = []
+        self._holders: dict[str, list[int]] = defaultdict(list)
+        for number in range(*sections):
+            words = [
+                (_stem(match.group()), match.start())
+                for match in _WORD.finditer(document.sections[number].text)
+            ]
+            self._words[number] = words
+            for first in range(0, max(len(words) - WINDOW + STEP, min(1, len(words))), STEP):
+                window = _Window(number, first, min(first + WINDOW, len(words)))
+                for word in {word for word, _ in words[window.first : window.last]}:
+                    self._holders[word].append(len(self._windows))
+                self._windows.append(window)
+
+    def find(self, sentence: str) -> Place | None:
+        """Returns where the text is closest to `sentence`, None where nothing is close."""
+        weights = self._weights(sentence)
+        scores: dict[int, float] = defaultdict(float)
+        shared: Counter[int] = Counter()
+        for word, weight in weights.items():
+            for number in self._holders.get(word, ()):
+                scores[number] += weight
+                shared[number] += 1
+        enough = MIN_SHARE * sum(weights.values())
+        found = [n for n in scores if shared[n] >= MIN_SHARED and scores[n] >= enough]
+        if not found:
+            return None
+        best = self._windows[min(found, key=lambda number: (-scores[number], number))]
+        return self._map.locate(best.section, self._offset(best, weights))
+
+    def _weights(self, sentence: str) -> dict[str, float]:
+        """How much each word of a sentence tells: nothing when half the windows hold it."""
+        total = len(self._windows)
+        weights = {}
+        for word in {_stem(match.group()) for match in _WORD.finditer(sentence)}:
+            holders = len(self._holders.get(word, ()))
+            if 2 * holders <= total or total < 4:
+                weights[word] = math.log((total + 1) / (holders + 0.5))
+        return weights
+
+    def _offset(self, window: _Window, weights: dict[str, float]) -> int:
+        """Character of the window's word that tells most."""
+        words = self._words[window.section][window.first : window.last]
+        return max(words, key=lambda word: weights.get(word[0], 0.0))[1]
+
+
+def _stem(word: str) -> str:
+    return _SUFFIX.sub("", word.lower())
