@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,6 +38,7 @@ def make_report(**changes: Any) -> Report:
         "random_weights": True,
         "source": "random token ids",
         "num_tokens": 1_048_576,
+        "num_layers": 28,
         "command": "tsdoc profile --random-weights",
         "machine": Machine(
             cpu="AMD EPYC",
@@ -51,7 +53,7 @@ def make_report(**changes: Any) -> Report:
         "compute_dtype": "float32",
         "kv_dtype": "bfloat16",
         "kv_bytes_per_token": 57_344,
-        "selection": {"top_k": 2048},
+        "selection": {"top_k": 2048, "chunk_size": 512},
         "theta": 0.9,
         "ceilings": Ceilings(copy_bytes_per_s=4.23e12, flops_per_s=8.1e14, dtype="bfloat16"),
         "cold_s": {"start": 2.0, "model_load": 3.0, "prefill": 25.0, "first_token": 0.3},
@@ -156,6 +158,23 @@ def test_json_has_every_figure(cli: Cli, asked: list[dict[str, Any]]) -> None:
     assert value["kv"]["disk_ratio"] == pytest.approx(1 / 1.1)
     assert value["full_attention"]["prefill_speedup"] == 16.0
     assert value["warnings"] == []
+
+
+def test_a_page_is_written(cli: Cli, asked: list[dict[str, Any]], tmp_path: Path) -> None:
+    result = cli("profile", "--html", "page.html")
+    assert result.code == 0
+    page = (tmp_path / "page.html").read_text("utf-8")
+    assert page.startswith("<!doctype html>")
+    assert r"Small\x1b[31m" in page
+    assert "page written: page.html" in result.stderr
+
+
+def test_a_page_that_cannot_be_written_is_refused_before(
+    cli: Cli, asked: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    assert cli("profile", "--html", "missing/page.html").code == 2
+    assert cli("profile", "--html", str(tmp_path)).code == 2
+    assert asked == []
 
 
 def test_arguments_reach_the_library(cli: Cli, asked: list[dict[str, Any]]) -> None:

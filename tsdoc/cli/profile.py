@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -62,6 +63,12 @@ Sweep = Annotated[
         "--sweep", help="Try several values of an option. May be repeated.", show_default=False
     ),
 ]
+Html = Annotated[
+    str | None,
+    typer.Option(
+        "--html", metavar="FILE", help="Also write a page with charts.", show_default=False
+    ),
+]
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -72,7 +79,7 @@ def add_commands(app: typer.Typer) -> None:
         usage="[SOURCE]... [OPTIONS]",
         examples=[
             ("Where does the time go with this book?", "tsdoc profile book.pdf"),
-            ("Full attention beside it", "tsdoc profile --compare full"),
+            ("Full attention beside it, as a page", "tsdoc profile --compare full --html p.html"),
             (
                 "A large model's speed, without the model",
                 "tsdoc profile --random-weights --profile qwen2-7b-instruct",
@@ -89,6 +96,7 @@ def profile(
     random_weights: RandomWeights = False,
     compare: Compare = None,
     sweep: Sweep = None,
+    html: Html = None,
     *,
     reading: Reading,
     tuning: Tuning,
@@ -102,8 +110,12 @@ def profile(
     """
     from tsdoc.cli.profile_tables import show_report
     from tsdoc.profile.output import report_json
+    from tsdoc.report import check_target, write_page
 
     settings = run.settings(tuning, model=model, engine=engine).settings
+    target = None if html is None else Path(html)
+    if target is not None:
+        check_target(target)
     request = _request(
         run,
         sources=tuple(sources or ()),
@@ -117,6 +129,11 @@ def profile(
     report = run.services.profile(
         request, settings=settings, home=run.services.home(), reporter=run.reporter
     )
+    if target is not None:
+        from tsdoc.profile.page import profile_page
+
+        write_page(target, profile_page(report))
+        run.reporter.note(f"page written: {target}")
     if run.output.json:
         run.answer(report_json(report))
     else:

@@ -204,6 +204,7 @@ class Report:
     random_weights: bool
     source: str
     num_tokens: int
+    num_layers: int
     command: str
     machine: Machine
     device: str

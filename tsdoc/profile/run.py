@@ -72,6 +72,7 @@ def run_profile(
         random_weights=request.random_weights,
         source=prompt.source,
         num_tokens=len(prompt.ids),
+        num_layers=prompt.config.num_layers,
         command=request.command,
         machine=describe_machine(device),
         device=device,

@@ -25,6 +25,14 @@ def scaled_text(value: float, unit: str) -> str:
     return f"{three(value)} {unit}"
 
 
+def short_text(value: float) -> str:
+    """Returns "250k", "1.5M": for axes."""
+    for scale, prefix in _LARGE:
+        if abs(value) >= scale:
+            return f"{value / scale:.3g}{prefix}"
+    return f"{value:.3g}"
+
+
 def percent_text(ratio: float) -> str:
     """Returns "42 %", and one decimal below 10."""
     value = 100 * ratio
