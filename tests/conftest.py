@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +19,11 @@ if not any(Path(path).exists() for path in DRIVERS):
     # Without a GPU, kernels run in Triton's interpreter. Read when triton is imported, which
     # transformers does, so it is set before anything else.
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # Shells start background jobs like that, and the processes that tests interrupt inherit it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
