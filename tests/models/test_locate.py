@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.models.conftest import Packaged
+from tests.models.conftest import Packaged, make_packaged
 from tests.models.fakes import FakeHub, FakeIndex, User, access
 from tsdoc.errors import ModelError, ResourceError
 from tsdoc.home import Home
+from tsdoc.models.converted import list_converted
 from tsdoc.models.default_model import read_default, set_default
+from tsdoc.models.gguf_header import read_gguf_header
 from tsdoc.models.locate import LocatedModel, locate_model, locate_tokenizer
 from tsdoc.models.profiles import check_settings, load_profile
 from tsdoc.settings import ModelSettings
@@ -114,6 +116,53 @@ def test_a_tokenizer_comes_without_the_weights(
     assert not (directory / "model.safetensors").exists()
     # The weights follow when they are needed.
     assert locate("hf:org/small", home, hub).directory == directory
+
+
+def locate_tokenizer_of(settings: ModelSettings, home: Home, index: FakeIndex) -> tuple[Path, User]:
+    user, hub = User(), FakeHub(cache=home.root / "hub", online=False)
+    directory = locate_tokenizer(
+        settings, home, offline=False, confirm=user, access=access(hub, index)
+    )
+    return directory, user
+
+
+def test_the_tokenizer_of_a_packaged_model_comes_from_the_wheel_that_holds_the_header(
+    home: Home, tmp_path: Path, gguf_file: Path, model_directory: Path
+) -> None:
+    first_tensor = min(tensor.offset for tensor in read_gguf_header(gguf_file).tensors.values())
+    made = make_packaged(tmp_path, gguf_file.read_bytes(), at=first_tensor + 1)
+    directory, user = locate_tokenizer_of(made.settings, home, made.index)
+    assert made.index.calls == ["weights0==1.0"]
+    assert [plan.download_bytes for plan in user.plans] == [500]
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (directory / name).read_bytes() == (model_directory / name).read_bytes()
+    assert not list(directory.glob("*.safetensors"))
+    locate_tokenizer_of(made.settings, home, made.index)
+    assert len(made.index.calls) == 1
+    assert list_converted(home) == []
+
+
+def test_a_header_that_reaches_into_the_next_wheel_is_joined(
+    home: Home, tmp_path: Path, gguf_file: Path
+) -> None:
+    made = make_packaged(tmp_path, gguf_file.read_bytes(), at=1000)
+    directory, _ = locate_tokenizer_of(made.settings, home, made.index)
+    assert made.index.calls == ["weights0==1.0", "weights1==1.0"]
+    assert (directory / "tokenizer.json").is_file()
+
+
+def test_a_model_that_is_here_gives_its_own_tokenizer(home: Home, packaged: Packaged) -> None:
+    hub = FakeHub(cache=home.root / "hub", online=False)
+    model = locate(packaged.settings, home, hub, index=packaged.index)
+    directory, user = locate_tokenizer_of(packaged.settings, home, FakeIndex())
+    assert (directory, user.plans) == (model.directory, [])
+
+
+def test_the_tokenizer_of_a_gguf_file_needs_only_its_header(home: Home, gguf_file: Path) -> None:
+    directory, user = locate_tokenizer_of(ModelSettings(source=str(gguf_file)), home, FakeIndex())
+    assert (directory / "tokenizer.json").is_file()
+    assert not list(directory.glob("*.safetensors"))
+    assert user.plans == []
 
 
 def test_offline_says_three_ways_on(home: Home, hub: FakeHub, packaged: Packaged) -> None:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from tsdoc.home import Home
     from tsdoc.ingest.document import Document
     from tsdoc.ingest.options import IngestOptions
-    from tsdoc.models.download_plan import DownloadPlan
     from tsdoc.models.locate import LocatedModel
     from tsdoc.profile.request import ProfileRequest
     from tsdoc.profile.results import Report
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
     from tsdoc.session.summary import Length, Summarizer
     from tsdoc.settings import Settings
     from tsdoc.store.store import Store
-
-TOKENIZER_BYTES = 50_000_000  # a download of more is no tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,19 +170,18 @@ class Services:
     ) -> CountTexts | None:
         """Returns what counts the tokens of texts; None, with a warning, for want of a tokenizer.
 
-        Fetches a tokenizer where that is a small download, never weights.
+        Fetches the tokenizer where it is not here, after asking.
         """
         from tsdoc.models.locate import locate_tokenizer
         from tsdoc.prompt.tokenizer import TextTokenizer
 
-        def agree(plan: DownloadPlan) -> bool:
-            if plan.download_bytes is None or plan.download_bytes > TOKENIZER_BYTES:
-                raise ModelError("its tokenizer only comes with the whole model")
-            return reporter.confirm(plan.question)
-
         try:
             directory = locate_tokenizer(
-                settings.model, home, offline=offline, confirm=agree, on_progress=_bytes(reporter)
+                settings.model,
+                home,
+                offline=offline,
+                confirm=lambda plan: reporter.confirm(plan.question),
+                on_progress=_bytes(reporter),
             )
         except (ModelError, ResourceError) as error:
             where = error.where or settings.model.source

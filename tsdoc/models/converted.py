@@ -1,5 +1,7 @@
 """Converted models under `Home.models`: one directory per GGUF content, made once and whole.
 
+Beside them are tokenizers alone, for counting tokens with a model that is not here.
+
 A conversion works in a hidden directory beside its target and renames it at the end, under a lock
 that dies with its owner. Whoever holds the lock may delete what an earlier owner left behind.
 """
@@ -18,10 +20,10 @@ from pathlib import Path
 
 from tsdoc.home import Home, private_dir
 from tsdoc.models.download_plan import disk_errors
-from tsdoc.models.gguf_convert import CONVERTER_VERSION, convert_gguf
+from tsdoc.models.gguf_convert import CONVERTER_VERSION, convert_gguf, convert_tokenizer
 
 _LABEL = "tsdoc-model.json"
-_PARTIAL = re.compile(r"\.partial-(?P<name>gguf-[0-9a-f]{16}-v\d+)-\w+", re.ASCII)
+_PARTIAL = re.compile(r"\.partial-(?P<name>(?:gguf|tokenizer)-[0-9a-f]{16}-v\d+)-\w+", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +46,15 @@ class ConvertedModel:
 
 def find_converted(home: Home, gguf_sha256: str) -> Path | None:
     """Returns the directory of the model converted from the GGUF with this hash, or None."""
-    directory = _directory(home, gguf_sha256)
+    directory = _directory(home, "gguf", gguf_sha256)
     return directory if (directory / _LABEL).is_file() else None
+
+
+def find_tokenizer(home: Home, gguf_sha256: str) -> Path | None:
+    """Returns a directory with the tokenizer of the GGUF with this hash, or None."""
+    directory = _directory(home, "tokenizer", gguf_sha256)
+    here = directory if (directory / _LABEL).is_file() else None
+    return find_converted(home, gguf_sha256) or here
 
 
 def list_converted(home: Home) -> list[ConvertedModel]:
@@ -91,21 +100,54 @@ def make_converted(
         ModelError: the file is damaged, not supported, or cannot be had.
         ResourceError: the disk is full.
     """
+    return _make(
+        home,
+        _directory(home, "gguf", gguf_sha256),
+        {"name": name, "source": source, "gguf_sha256": gguf_sha256},
+        lambda work, result: convert_gguf(fetch(work), result, on_progress),
+    )
+
+
+def make_tokenizer(
+    home: Home, *, gguf_sha256: str, name: str, source: str, fetch: Callable[[Path], Path]
+) -> Path:
+    """Takes the tokenizer alone out of a GGUF file, unless it is here, and returns its directory.
+
+    Args:
+        home: Where it goes.
+        gguf_sha256: Hash of the whole file.
+        name: For people who look there.
+        source: For people who look there.
+        fetch: Gets a private directory to work in and returns the file's beginning.
+
+    Raises:
+        ModelError, ResourceError: as `make_converted`.
+    """
+    return find_tokenizer(home, gguf_sha256) or _make(
+        home,
+        _directory(home, "tokenizer", gguf_sha256),
+        {"name": name, "source": source, "gguf_sha256": gguf_sha256},
+        lambda work, result: convert_tokenizer(fetch(work), result),
+    )
+
+
+def _make(
+    home: Home, target: Path, label: dict[str, str], convert: Callable[[Path, Path], None]
+) -> Path:
+    """Makes the directory `target` unless it is there; `convert` gets (work folder, result)."""
     from filelock import FileLock
 
-    target = _directory(home, gguf_sha256)
     private_dir(home.models)
     with disk_errors(home.models):
         _remove_leftovers(home)
         with FileLock(_lock_path(home, target.name)):
-            if find_converted(home, gguf_sha256):
+            if (target / _LABEL).is_file():
                 return target
             work = Path(tempfile.mkdtemp(prefix=f".partial-{target.name}-", dir=home.models))
             try:
                 result = work / "model"
                 result.mkdir(mode=0o700)
-                convert_gguf(fetch(work), result, on_progress)
-                label = {"name": name, "source": source, "gguf_sha256": gguf_sha256}
+                convert(work, result)
                 (result / _LABEL).write_text(json.dumps(label) + "\n", "utf-8")
                 _publish(result, target)
             finally:
@@ -113,8 +155,8 @@ def make_converted(
     return target
 
 
-def _directory(home: Home, gguf_sha256: str) -> Path:
-    return home.models / f"gguf-{gguf_sha256[:16].lower()}-v{CONVERTER_VERSION}"
+def _directory(home: Home, kind: str, gguf_sha256: str) -> Path:
+    return home.models / f"{kind}-{gguf_sha256[:16].lower()}-v{CONVERTER_VERSION}"
 
 
 def _lock_path(home: Home, name: str) -> Path:

