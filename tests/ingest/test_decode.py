@@ -54,6 +54,21 @@ def test_legacy_encodings_are_decoded_with_a_warning(text: str, encoding: str, n
     assert [problem.code for problem in decoded.problems] == ["legacy_encoding"]
 
 
+@pytest.mark.parametrize(
+    ("text", "encoding"),
+    [
+        ("똠방각하 펲시콜라\n쌰, 뷁, 걍... 힝\n", "cp949"),
+        ("これは日本語の文章です。\n", "iso2022_jp"),
+        ("안녕하세요 세계\n", "iso2022_kr"),
+        ("Unicode (ユニコード) は、世界の文字を扱うための符号です。か\u309aい\n", "shift_jisx0213"),
+    ],
+)
+def test_rarer_east_asian_encodings_are_decoded_too(text: str, encoding: str) -> None:
+    decoded = decode(text.encode(encoding))
+    assert decoded.text == text
+    assert [problem.code for problem in decoded.problems] == ["legacy_encoding"]
+
+
 def test_a_coding_comment_is_believed() -> None:
     decoded = decode("# -*- coding: koi8-r -*-\n# да\n".encode("koi8-r"))
     assert decoded.text.endswith("# да\n")

@@ -22,9 +22,18 @@ _EAST_ASIAN = {
     "cp932": ("\u3041", "\u30fe"),
     "euc_jp": ("\u3041", "\u30fe"),
     "cp949": ("\uac00", "\ud7a3"),
+    "shift_jisx0213": ("\u3041", "\u30fe"),
+    "euc_jisx0213": ("\u3041", "\u30fe"),
     "gb18030": ("\x7f", "\x7f"),
     "big5": ("\x7f", "\x7f"),
 }
+_EAST_ASIAN_SHARE = 0.5
+# Encodings that announce themselves by an escape sequence; all else in them is ASCII.
+_ESCAPED = (
+    (b"\x1b$B", "iso2022_jp_ext"),
+    (b"\x1b$@", "iso2022_jp_ext"),
+    (b"\x1b$)C", "iso2022_kr"),
+)
 _SINGLE_BYTE = ("cp1252", "cp1250", "cp1251", "cp1253", "koi8_r")
 _COMMON_HAN = frozenset(
     "的一是不了人我在有他这中大来上国个到说们为子和你地出道也时年得就那要下以生会自着去之过家"
@@ -61,6 +70,9 @@ def decode(data: bytes, *, declared: str | None = None) -> Decoded:
     unmarked = _unmarked_utf16(data[:8192]) if b"\0" in data[:8192] else None
     if unmarked is not None:
         return _marked(data, unmarked)
+    for mark, encoding in _ESCAPED:
+        if mark in data[:8192] and (text := _decoded(data, encoding)) is not None:
+            return _legacy(text, encoding, "by its escape sequences")
     try:
         return Decoded(text=_newlines(data.decode("utf-8")), encoding="utf-8")
     except UnicodeDecodeError:
@@ -157,14 +169,19 @@ def _guess(data: bytes) -> str:
 
     best = from_bytes(sample, cp_isolation=[*_SINGLE_BYTE, *_EAST_ASIAN]).best()
     if best is None:
-        return "cp1252"
+        scores = _east_asian_scores(sample)
+        likeliest = max(scores, key=lambda name: scores[name], default="cp1252")
+        return likeliest if scores.get(likeliest, 0.0) > _EAST_ASIAN_SHARE else "cp1252"
     # Western and Central European pages differ in a few letters; the Western one is far commoner.
     if best.encoding == "cp1250" and _decoded(sample, "cp1252") is not None:
         return "cp1252"
-    return _likeliest_east_asian(sample) if best.encoding in _EAST_ASIAN else str(best.encoding)
+    if best.encoding not in _EAST_ASIAN:
+        return str(best.encoding)
+    scores = _east_asian_scores(sample)
+    return max(scores, key=lambda name: scores[name], default="gb18030")
 
 
-def _likeliest_east_asian(sample: bytes) -> str:
+def _east_asian_scores(sample: bytes) -> dict[str, float]:
     """Tells East Asian encodings apart by how common the characters are that they decode to."""
     scores: dict[str, float] = {}
     for encoding in _EAST_ASIAN:
@@ -173,7 +190,7 @@ def _likeliest_east_asian(sample: bytes) -> str:
             common = 2 * sum(char in _COMMON_HAN for char in wide)
             low, high = _EAST_ASIAN[encoding]
             scores[encoding] = (common + sum(low <= char <= high for char in wide)) / len(wide)
-    return max(scores, key=lambda name: scores[name]) if scores else "gb18030"
+    return scores
 
 
 def _decoded(data: bytes, encoding: str) -> str | None:
