@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -33,8 +34,15 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def by_git(folder: Path) -> list[str]:
+    """What git lists, with the files of repositories inside it, without files that are gone."""
     out = run_git(folder, "ls-files", "-co", "--exclude-standard", "-z")
-    paths = [os.fsdecode(path) for path in out.split(b"\0") if path]
+    paths: set[str] = set()
+    for path in (os.fsdecode(path).rstrip("/") for path in out.split(b"\0") if path):
+        full = folder / path
+        if full.is_dir() and not full.is_symlink():
+            paths.update(f"{path}/{inner}" for inner in by_git(full))
+        elif os.path.lexists(full):
+            paths.add(path)
     return sorted(paths, key=lambda path: path.split("/"))
 
 
@@ -47,6 +55,96 @@ def test_the_walker_lists_what_git_lists(tree: Path, top: str, inner: str) -> No
     (tree / "d" / ".gitignore").write_bytes(inner.encode())
     assert walk(tree).paths == by_git(tree)
     assert walk(tree / "d").paths == by_git(tree / "d")
+
+
+PLACES = ("", "d/", "d/e/", "x y/")
+FOLDERS = st.sampled_from(PLACES)
+PATHS = st.sampled_from([place + name for place in PLACES for name in ("a", "b.c", "[z]")])
+LINKS = st.sampled_from(["l", "d/l", "d/e/l.c"])
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    files=st.sets(PATHS, min_size=1),
+    rules=st.dictionaries(FOLDERS, RULES, max_size=3),
+    exclude=RULES,
+    user=RULES,
+    tracked=st.sets(PATHS),
+    deleted=st.sets(PATHS, max_size=2),
+    links=st.dictionaries(LINKS, st.sampled_from(["..", "gone"])),
+    inner=st.sampled_from(["none", "repository", "submodule"]),
+    inner_rules=RULES,
+)
+def test_random_repositories_are_listed_as_git_lists_them(
+    files: set[str],
+    rules: dict[str, str],
+    exclude: str,
+    user: str,
+    tracked: set[str],
+    deleted: set[str],
+    links: dict[str, str],
+    inner: str,
+    inner_rules: str,
+) -> None:
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        base = Path(folder)
+        patch.setenv("GIT_CONFIG_GLOBAL", str(base / "config"))
+        (base / "config").write_text(f'[Core]\n\texcludesFile = "{base}/mine" ; a comment\n')
+        (base / "mine").write_bytes(user.encode())
+        root = make_tree(base / "r", dict.fromkeys(files, "1"), git=True)
+        for link, target in links.items():
+            (root / link).parent.mkdir(exist_ok=True, parents=True)
+            (root / link).symlink_to(target)
+        for place, text in rules.items():
+            make_tree(root, {f"{place}.gitignore": text})
+        make_tree(root, {".git/info/exclude": exclude})
+        if added := sorted(tracked & files):
+            run_git(root, "--literal-pathspecs", "add", "-f", "--", *added)
+        for name in deleted & files:
+            (root / name).unlink()
+        if inner != "none":
+            make_tree(root / "in", {"i": "1", "a": "1", ".gitignore": inner_rules}, git=True)
+            run_git(root / "in", "commit", "-q", "--allow-empty", "-m", "x")
+        if inner == "submodule":
+            run_git(root, "add", "-f", "in")
+        expected = by_git(root)
+        assert walk(root).paths == expected
+        assert list_folder(root).paths == expected
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        "[core]\n\texcludesFile = {0}/mine\n",
+        '[core "x"]\n\texcludesfile = no\n[CORE] EXCLUDESFILE="{0}/mi\\\nne"#\n',
+        "[include]\n\tpath = {0}/more\n",
+        "[core]\n\texcludesFile = no\n[include]\n\tpath = more\n",
+    ],
+)
+def test_the_users_ignore_file_is_found_as_git_finds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: str
+) -> None:
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    monkeypatch.delenv("GIT_CONFIG_GLOBAL", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    dotfiles = make_tree(tmp_path / "dotfiles", {"ignore": "*.tmp\n"})
+    (tmp_path / "mine").symlink_to(dotfiles / "ignore")
+    (tmp_path / ".gitconfig").write_text(config.format(tmp_path))
+    (tmp_path / "more").write_text("[core]\nexcludesFile = ~/mine\n")
+    root = make_tree(tmp_path / "r", {"a.py": "1", "b.tmp": "1"}, git=True)
+    assert by_git(root) == ["a.py"]
+    assert walk(root).paths == ["a.py"]
+
+
+def test_a_linked_work_tree_has_the_rules_of_its_main_one(tmp_path: Path) -> None:
+    main = make_tree(tmp_path / "main", {"a": "1"}, git=True)
+    make_tree(main, {".git/info/exclude": "*.tmp\n"})
+    run_git(main, "add", ".")
+    run_git(main, "commit", "-q", "-m", "x")
+    run_git(main, "worktree", "add", "-q", str(tmp_path / "linked"))
+    make_tree(tmp_path / "linked", {"b.tmp": "1", "c": "1"})
+    assert by_git(tmp_path / "linked") == ["a", "c"]
+    assert walk(tmp_path / "linked").paths == ["a", "c"]
 
 
 def test_ignored_files_in_the_index_count_and_nested_repositories_are_entered(

@@ -14,7 +14,7 @@ _LARGEST = 256 * 1024 * 1024
 
 def read_index(root: Path) -> frozenset[str]:
     """Returns the paths that the index of the work tree `root` holds; empty if there is none."""
-    path = _git_folder(root) / "index"
+    path = find_git_folder(root) / "index"
     try:
         if not path.is_file() or path.stat().st_size > _LARGEST:
             return frozenset()
@@ -23,7 +23,7 @@ def read_index(root: Path) -> frozenset[str]:
         return frozenset()
 
 
-def _git_folder(root: Path) -> Path:
+def find_git_folder(root: Path) -> Path:
     """Returns the repository's own folder; in a submodule or linked tree `.git` names it."""
     path = root / ".git"
     try:

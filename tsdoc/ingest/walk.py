@@ -1,22 +1,21 @@
 """The files of a folder as git sees them, without git.
 
 Honours nested .gitignore files (those above the folder inside its work tree, too),
-`.git/info/exclude` and the user's ignore file. Files in the index count even where a rule ignores
-them, as they do for git.
+`.git/info/exclude` and the ignore file that git's configuration names. Files in the index count
+even where a rule ignores them, as they do for git.
 """
 
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tsdoc.ingest.gitignore import Rule, decide, parse_rules
-from tsdoc.ingest.gitindex import read_index
-
-_IGNORE_FILE_BYTES = 1024 * 1024
+from tsdoc.ingest.gitconfig import find_excludes_file
+from tsdoc.ingest.gitignore import Rule, decide
+from tsdoc.ingest.gitindex import find_git_folder, read_index
+from tsdoc.ingest.ignorefiles import read_rules, read_small_file
 
 
 @dataclass(slots=True)
@@ -70,9 +69,9 @@ def _walk_tree(folder: Path, root: Path, shown: str, listing: Listing) -> None:
     names = _Names(shown, inside, listing)
     prefix = ""
     for part in inside.split("/")[:-1]:
-        levels.append(_Level(prefix, _read_rules(root / prefix / ".gitignore")))
+        levels.append(_Level(prefix, read_rules(root / prefix / ".gitignore")))
         if _ignored(levels, prefix + part, folder=True):
-            listing.paths.extend(_tracked_below(root, inside.rstrip("/"), tracked, names))
+            _add_tracked(root, inside.rstrip("/"), tracked, names)
             return
         prefix += f"{part}/"
     _walk_folder(root, inside, levels, tracked, names)
@@ -99,7 +98,7 @@ def _walk_folder(
     except OSError:
         names.listing.unreadable.append(names.of(prefix).rstrip("/") or ".")
         return
-    levels = [*levels, _Level(prefix, _read_rules(folder / ".gitignore"))]
+    levels = [*levels, _Level(prefix, read_rules(folder / ".gitignore"))]
     for entry in entries:
         path = prefix + entry.name
         if entry.name == ".git":
@@ -112,15 +111,21 @@ def _walk_folder(
         elif is_folder and not ignored:
             _walk_folder(root, path + "/", levels, tracked, names)
         elif is_folder:
-            names.listing.paths.extend(_tracked_below(root, path, tracked, names))
+            _add_tracked(root, path, tracked, names)
         elif not ignored or path in tracked:
             names.listing.paths.append(names.of(path))
 
 
-def _tracked_below(root: Path, path: str, tracked: frozenset[str], names: _Names) -> Iterator[str]:
+def _add_tracked(root: Path, path: str, tracked: frozenset[str], names: _Names) -> None:
+    """Adds what the index holds of an ignored folder: the folder itself if it is a submodule."""
     for name in tracked:
-        if name.startswith(path + "/") and os.path.lexists(root / name):
-            yield names.of(name)
+        full = root / name
+        if name != path and not name.startswith(path + "/"):
+            continue
+        if full.is_symlink() or not full.is_dir():
+            names.listing.paths.extend([names.of(name)] if os.path.lexists(full) else [])
+        elif os.path.lexists(full / ".git"):
+            _walk_tree(full, full, names.of(name) + "/", names.listing)
 
 
 def _ignored(levels: list[_Level], path: str, *, folder: bool) -> bool:
@@ -133,19 +138,8 @@ def _ignored(levels: list[_Level], path: str, *, folder: bool) -> bool:
 
 def _repository_rules(root: Path) -> Iterator[tuple[Rule, ...]]:
     """Yields the weakest rules first: the user's, then the repository's private ones."""
-    base = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
-    yield _read_rules(Path(base) / "git" / "ignore")
-    yield _read_rules(root / ".git" / "info" / "exclude")
-
-
-def _read_rules(path: Path) -> tuple[Rule, ...]:
-    """Reads an ignore file; none, a link, no regular file or an unreadable one gives no rules."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return ()
-    with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return ()
-        data = file.read(_IGNORE_FILE_BYTES)
-    return parse_rules(data.decode("utf-8", "surrogateescape"))
+    git_folder = find_git_folder(root)
+    main = read_small_file(git_folder / "commondir", follow=False).strip()
+    git_folder /= main  # of a linked work tree; otherwise there is no such file
+    yield read_rules(root / find_excludes_file(git_folder), follow=True)
+    yield read_rules(git_folder / "info" / "exclude", follow=True)

@@ -1,0 +1,34 @@
+"""Small files of a repository and its user that say what git ignores."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from tsdoc.ingest.gitignore import Rule, parse_rules
+
+_LARGEST = 1024 * 1024
+
+
+def read_rules(path: Path, *, follow: bool = False) -> tuple[Rule, ...]:
+    """Reads an ignore file; one that `read_small_file` does not read gives no rules.
+
+    Args:
+        path: The file.
+        follow: Whether it may be a link: for git a `.gitignore` may not, the user's file may.
+    """
+    return parse_rules(read_small_file(path, follow=follow))
+
+
+def read_small_file(path: Path, *, follow: bool) -> str:
+    """Returns a file's first MiB; empty for none, an unreadable one, a device or a link."""
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
+    try:
+        descriptor = os.open(path, flags)
+    except (OSError, ValueError):
+        return ""
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return ""
+        return file.read(_LARGEST).decode("utf-8", "surrogateescape")
