@@ -59,9 +59,9 @@ def test_a_missing_or_oversized_document_is_named_and_the_rest_read(tmp_path: Pa
     )
     document = read(path)
     assert whole(document).strip() == "fine"
-    assert [(w.code, w.message) for w in document.warnings] == [
-        ("part_failed", "OEBPS/not-there.xhtml is missing from the archive"),
-        ("part_failed", "OEBPS/big.xhtml is too large when decompressed"),
+    assert [(w.code, w.where, w.message) for w in document.warnings] == [
+        ("part_failed", "b.epub, OEBPS/not-there.xhtml", "is missing from the archive"),
+        ("part_failed", "b.epub, OEBPS/big.xhtml", "is too large when decompressed"),
     ]
 
 

@@ -93,10 +93,10 @@ def test_pages_without_text_are_named_and_blank_ones_are_not(pdf: Path) -> None:
     pdf.write_bytes(make_pdf([lines("cover"), image, image, "", lines("end")]))
     document = read(pdf)
     assert [(w.code, w.where, w.message) for w in document.warnings] == [
-        ("page_without_text", "in.pdf, pages 2–3", "pages 2–3 have no text; OCR needed")
+        ("page_without_text", "in.pdf, pages 2–3", "have no text; OCR needed")
     ]
     assert [page.number for page in document.sections[0].pages] == [1, 5]
-    with pytest.raises(PartialInputError, match="pages 2–3 have no text"):
+    with pytest.raises(PartialInputError, match="pages 2–3: have no text"):
         read(pdf, strict=True)
 
 

@@ -66,7 +66,7 @@ def limits() -> Limits:
     [
         ("crash", "crashed the reader (SIGSEGV)"),
         ("exception", "crashed the reader"),
-        ("hungry", "crashed the reader"),
+        ("hungry", "needs too much memory"),
         ("busy", "took too long"),
         ("asleep", "did not answer"),
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from tests.prompt.vocabularies import CONTROL_TEXTS
-from tsdoc.ingest.document import Document, PageStart, Section, SourceFile
+from tsdoc.ingest.document import Document, Mark, PageStart, Section, SourceFile
 
 FRAGMENTS = (
     *CONTROL_TEXTS,
@@ -44,9 +44,21 @@ def make_document(texts: list[str], *, titles: tuple[str, ...] = ()) -> Document
     )
 
 
+def marks(text_len: int) -> st.SearchStrategy[tuple[Mark, ...]]:
+    """No marks, or some that begin at 0."""
+    starts = st.none() | st.sets(st.integers(0, max(text_len - 1, 0)), max_size=3)
+    return starts.map(
+        lambda found: (
+            ()
+            if found is None
+            else tuple(Mark(start=at, number=2 * n + 1) for n, at in enumerate(sorted({0, *found})))
+        )
+    )
+
+
 @st.composite
 def documents(draw: st.DrawFn) -> Document:
-    """Documents of up to three files with up to three sections each, some with pages or lines."""
+    """Documents of up to three files with up to three sections each, some with places in them."""
     names = draw(st.lists(texts.filter(bool), min_size=1, max_size=3, unique=True))
     sections = []
     for number in range(len(names)):
@@ -63,6 +75,8 @@ def documents(draw: st.DrawFn) -> Document:
                         PageStart(start=at, number=n + 1, label=draw(st.sampled_from([None, "iv"])))
                         for n, at in enumerate(pages)
                     ),
+                    lines=draw(marks(len(text))),
+                    cells=draw(marks(len(text))),
                 )
             )
     return Document(

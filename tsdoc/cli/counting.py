@@ -113,11 +113,12 @@ def counts_json(document: Document, counts: Counts) -> dict[str, object]:
 
 
 def place(section: Section) -> str:
-    """Returns where a section begins and ends: "p. 3", "p. 3-9", "line 120"."""
-    if section.pages:
-        first, last = section.pages[0].number, section.pages[-1].number
-        return f"p. {first}" if first == last else f"p. {first}-{last}"
-    return "" if section.first_line is None else f"line {section.first_line}"
+    """Returns where a section lies: "p. 3", "p. 3-9", "cell 2-5", "line 120"."""
+    begins = section.begins()
+    marks = section.pages or section.cells
+    if marks and marks[-1].number != marks[0].number:
+        return f"{begins}-{marks[-1].number}"
+    return begins
 
 
 def _path(root: Node, document: Document, section: Section, number: int) -> Iterator[Node]:

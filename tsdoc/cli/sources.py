@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -124,10 +125,22 @@ def show_counts(run: Run, document: Document, counts: Counts, *, max_children: i
 
 
 def say_skipped(run: Run, document: Document) -> None:
-    """Names the files that were left out, the first ones one by one."""
-    for file in document.skipped[:SKIPPED_SHOWN]:
+    """Names the files that were left out, the first ones one by one.
+
+    Those that the user's own patterns leave out are only counted; unreadable ones have their
+    warning already.
+    """
+    from tsdoc.ingest.gather import EXCLUDED, UNREADABLE
+
+    excluded = sum(file.reason == EXCLUDED for file in document.skipped)
+    own = [file for file in document.skipped if file.reason not in (EXCLUDED, UNREADABLE)]
+    for file in own[:SKIPPED_SHOWN]:
         size = amount(file.num_bytes, "bytes")
         run.reporter.note(f"left out: {file.name} ({file.reason}, {size})")
-    more = len(document.skipped) - SKIPPED_SHOWN
-    if more > 0:
-        run.reporter.note(f"left out: {more} more files; --json names them all")
+    if len(own) > SKIPPED_SHOWN:
+        counted = Counter(file.reason for file in own[SKIPPED_SHOWN:]).most_common()
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in counted)
+        more = len(own) - SKIPPED_SHOWN
+        run.reporter.note(f"left out: {more:,} more ({reasons}); --json names them all")
+    if excluded:
+        run.reporter.note(f"left out: {excluded:,} by --include and --exclude")

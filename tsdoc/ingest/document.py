@@ -47,6 +47,14 @@ class PageStart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """Line or cell `number` of the file begins at character `start` of its section's text."""
+
+    start: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
     r"""A stretch of one file's text that is tokenised by itself: a chapter, or a whole file.
 
@@ -57,6 +65,9 @@ class Section:
         first_line: Line of the file on which `text` begins; None where the format has no lines.
         pages: Starts of document pages within `text`, ascending; the first at offset 0. Empty
             where the format has no pages.
+        lines: Where lines of the file begin within `text`, ascending; the first at offset 0. Empty
+            where every line of `text` is one of the file, as it is in all formats but HTML.
+        cells: Starts of a notebook's cells within `text`, ascending; the first at offset 0.
     """
 
     file: int
@@ -64,6 +75,16 @@ class Section:
     text: str
     first_line: int | None
     pages: tuple[PageStart, ...] = ()
+    lines: tuple[Mark, ...] = ()
+    cells: tuple[Mark, ...] = ()
+
+    def begins(self) -> str:
+        """Returns where in its file the section begins: "p. 3", "cell 2", "line 120", or ""."""
+        if self.pages:
+            return f"p. {self.pages[0].number}"
+        if self.cells:
+            return f"cell {self.cells[0].number}"
+        return "" if self.first_line is None else f"line {self.first_line}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,11 +120,14 @@ class Place:
     page: int | None
     page_label: str | None
     line: int | None
+    cell: int | None = None
 
     def __str__(self) -> str:
         if self.page is not None:
             printed = f" (printed {self.page_label})" if self._label_differs() else ""
             return f"{self.file} p. {self.page}{printed}"
+        if self.cell is not None:
+            return f"{self.file} cell {self.cell}"
         return f"{self.file}:{self.line}" if self.line is not None else self.file
 
     def _label_differs(self) -> bool:
@@ -123,11 +147,15 @@ class Document:
     def locate(self, section: int, offset: int) -> Place:
         """Returns where character `offset` of section number `section` came from."""
         part = self.sections[section]
-        page = label = line = None
+        page = label = line = cell = None
         if part.pages:
-            at = bisect.bisect_right([p.start for p in part.pages], offset) - 1
+            at = bisect.bisect_right(part.pages, offset, key=_start) - 1
             page, label = part.pages[at].number, part.pages[at].label
-        if part.first_line is not None:
+        if part.cells:
+            cell = part.cells[bisect.bisect_right(part.cells, offset, key=_start) - 1].number
+        if part.lines:
+            line = part.lines[bisect.bisect_right(part.lines, offset, key=_start) - 1].number
+        elif part.first_line is not None:
             line = part.first_line + part.text.count("\n", 0, offset)
         return Place(
             file=self.files[part.file].name,
@@ -135,4 +163,9 @@ class Document:
             page=page,
             page_label=label,
             line=line,
+            cell=cell,
         )
+
+
+def _start(mark: PageStart | Mark) -> int:
+    return mark.start

@@ -13,9 +13,8 @@ from pathlib import Path
 
 from tsdoc.errors import InputError
 from tsdoc.ingest.archive import Archive
-from tsdoc.ingest.frames import Message
+from tsdoc.ingest.frames import Begin, Message
 from tsdoc.ingest.options import Limits
-from tsdoc.ingest.worker_main import Begin
 from tsdoc.ingest.xml_tree import Node, parse_xml
 
 _BODY = "word/document.xml"

@@ -14,10 +14,9 @@ from urllib.parse import unquote, urlsplit
 
 from tsdoc.errors import InputError
 from tsdoc.ingest.archive import Archive
-from tsdoc.ingest.frames import Message
+from tsdoc.ingest.frames import Begin, Message
 from tsdoc.ingest.html import page_message
 from tsdoc.ingest.options import Limits
-from tsdoc.ingest.worker_main import Begin
 from tsdoc.ingest.xml_tree import Node, parse_xml
 
 _TocParser = Callable[[Node, str], list[Message]]
@@ -63,13 +62,15 @@ def read_epub(request: Message, begin: Begin) -> Iterator[Message]:
         try:
             yield {"file": name, **_document(archive, name, begin)}
         except InputError as error:
-            yield {"file": name, "failed": error.message}
+            yield {"file": name, "failed": error.message.removeprefix(f"{name} ")}
 
 
 def _document(archive: Archive, name: str, begin: Begin) -> Message:
     data = archive.read(name)
     begin(name, len(data))
-    return page_message(data)
+    page = page_message(data)
+    del page["lines"]  # of a file inside the archive, which nobody opens
+    return page
 
 
 def _package_name(archive: Archive) -> str:

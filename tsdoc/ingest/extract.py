@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import bisect
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
-from tsdoc.ingest.document import PageStart
+from tsdoc.ingest.document import Mark, PageStart
+
+_Start = TypeVar("_Start", Mark, PageStart)
 
 LOSSES = frozenset(
     {
@@ -28,6 +33,8 @@ class Part:
     text: str
     first_line: int | None = None
     pages: tuple[PageStart, ...] = ()
+    lines: tuple[Mark, ...] = ()
+    cells: tuple[Mark, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,3 +52,21 @@ class Extract:
 
     parts: tuple[Part, ...]
     problems: tuple[Problem, ...] = ()
+
+
+def say_problems(problems: Sequence[Problem]) -> str:
+    """Returns what was wrong, and where within the file, in one line."""
+    return "; ".join(" ".join(filter(None, (p.place, p.message))) for p in problems)
+
+
+def starts_within(starts: Sequence[_Start], low: int, high: int) -> tuple[_Start, ...]:
+    """Returns the starts that concern characters [low, high), relative to `low`; the first at 0.
+
+    Args:
+        starts: Of the whole text, ascending.
+        low: Where the stretch begins.
+        high: Where it ends.
+    """
+    first = max(0, bisect.bisect_right(starts, low, key=lambda mark: mark.start) - 1)
+    last = bisect.bisect_left(starts, high, key=lambda mark: mark.start)
+    return tuple(replace(mark, start=max(0, mark.start - low)) for mark in starts[first:last])

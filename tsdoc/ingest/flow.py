@@ -15,11 +15,15 @@ class Flow:
     Attributes:
         headings: Headings so far.
         anchors: Offset at which the text after each anchor begins.
+        line: Line of the file that what is added next stands on; set by whoever adds.
+        lines: (offset, line of the file) wherever the line changes.
     """
 
     def __init__(self) -> None:
         self.headings: list[Heading] = []
         self.anchors: dict[str, int] = {}
+        self.line = 1
+        self.lines: list[tuple[int, int]] = []
         self._out: list[str] = []
         self._len = 0
         self._newlines = 0
@@ -87,6 +91,8 @@ class Flow:
         if self._heading is not None and self._heading[2] < 0:
             self._heading = (*self._heading[:2], self._len)
         self._place_anchors(self._len)
+        if not self.lines or self.lines[-1][1] != self.line:
+            self.lines.append((self._len, self.line))
         self._out.append(text)
         self._len += len(text)
 

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
 LARGEST_FRAME = 1 << 30
 
 Message = dict[str, Any]
+
+Begin = Callable[[str, int], None]
+"""Called by a reader with the name of the unit of work that it begins, and its size in bytes."""
+
+Reader = Callable[[Message, Begin], Iterator[Message]]
+"""Reads the document that a request names and yields what it finds, in the reader process."""
 
 
 def encode_frame(message: Message) -> bytes:

@@ -21,6 +21,12 @@ from tsdoc.ingest.options import IngestOptions, Limits
 from tsdoc.ingest.repository import list_folder
 from tsdoc.terminal import visible_line
 
+EXCLUDED = "excluded"
+"""Why a file is left out that the user's own --include or --exclude leaves out."""
+
+UNREADABLE = "not readable"
+"""Why a file is left out whose warning says more."""
+
 _URL = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 
 
@@ -187,26 +193,27 @@ class _Collector:
     def _add_folder(self, root: Path, where: str) -> None:
         before = len(self.found.items), len(self.found.skipped)
         listing = list_folder(root)
+        prefix = self._free_prefix(root, listing.paths)
         for note in listing.notes:
             self.found.warnings.append(IngestWarning(code="folder", where=where, message=note))
         for path in listing.unreadable:
             message = "folder cannot be listed (permission denied?)"
-            self._warn_unreadable(shown_name(path) + "/", message, 0)
+            self._warn_unreadable(f"{prefix}{shown_name(path)}/", message, 0)
         for path in listing.paths:
+            name = prefix + shown_name(path)
+            if str(root / path) in self._seen:
+                continue
             if self._wanted(path):
-                self._add_member(root, path)
+                self._add_member(root, path, name)
             else:
-                self._skip(shown_name(path), "excluded", _size(root / path))
+                self._skip(name, EXCLUDED, _size(root / path))
         if len(self.found.items) == before[0] and not self._seen_below(root):
             reasons = sorted({entry.reason for entry in self.found.skipped[before[1] :]})
             detail = f" (left out: {', '.join(reasons)})" if reasons else ""
             raise InputError(f"holds no file that tsdoc can read{detail}", where=where)
 
-    def _add_member(self, root: Path, path: str) -> None:
+    def _add_member(self, root: Path, path: str, name: str) -> None:
         full = root / path
-        name = shown_name(path)
-        if str(full) in self._seen:
-            return
         try:
             if full.is_symlink() or not _stays_inside(full):
                 self._skip(name, "link", 0)
@@ -228,7 +235,7 @@ class _Collector:
             self._skip(name, why or "binary", num_bytes)
             return
         self._seen.add(str(full))
-        name = self._free_name(name, shown_name(f"{root.name}/{path}"))
+        name = self._free_name(name, name)  # two odd names may be shown alike
         self.found.items.append(
             Item(name=name, path=full, kind=kind, num_bytes=num_bytes, named=False)
         )
@@ -252,11 +259,23 @@ class _Collector:
         self.found.skipped.append(SkippedFile(name=name, reason=reason, num_bytes=num_bytes))
 
     def _warn_unreadable(self, name: str, message: str, num_bytes: int) -> None:
-        self._skip(name, "not readable", num_bytes)
+        self._skip(name, UNREADABLE, num_bytes)
         self.found.warnings.append(IngestWarning(code="unreadable", where=name, message=message))
 
     def _seen_below(self, root: Path) -> bool:
         return any(path.startswith(f"{root}/") for path in self._seen)
+
+    def _free_prefix(self, root: Path, paths: Sequence[str]) -> str:
+        """Returns what tells the names of a folder's files apart from those taken: "" or "docs/".
+
+        All of them get it, so that one folder stays one folder.
+        """
+        shown = [shown_name(path) for path in paths if str(root / path) not in self._seen]
+        prefix, number = "", 1
+        while any(prefix + name in self._names for name in shown):
+            prefix = shown_name(root.name) + (f" ({number})/" if number > 1 else "/")
+            number += 1
+        return prefix
 
     def _free_name(self, name: str, longer: str) -> str:
         """Returns the name, or the one with its folder, or a numbered one: the first not taken.

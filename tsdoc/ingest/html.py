@@ -10,8 +10,7 @@ from pathlib import Path
 
 from tsdoc.ingest.decode import decode
 from tsdoc.ingest.flow import Flow
-from tsdoc.ingest.frames import Message
-from tsdoc.ingest.worker_main import Begin
+from tsdoc.ingest.frames import Begin, Message
 
 _HIDDEN = frozenset({"script", "style", "template", "noscript", "head", "iframe", "object", "svg"})
 _SPACED = frozenset({"p", "pre", "table", "ul", "ol", "dl", "blockquote", "figure", "hr"})
@@ -42,7 +41,8 @@ def declared_encoding(data: bytes) -> str | None:
 def read_page(request: Message, begin: Begin) -> Iterator[Message]:
     """Reads an HTML file, in the reader process.
 
-    Its one message is `{"text", "headings": [{"start", "depth", "title"}], "anchors"}`.
+    Its one message is `{"text", "headings": [{"start", "depth", "title"}], "anchors", "lines"}`;
+    the last are (offset in the text, line of the file) wherever the line changes.
     """
     data = Path(request["path"]).read_bytes()
     begin("the page", len(data))
@@ -50,11 +50,11 @@ def read_page(request: Message, begin: Begin) -> Iterator[Message]:
 
 
 def page_message(data: bytes) -> Message:
-    """Returns the text, headings and anchors of a page's bytes."""
+    """Returns the text, headings, anchors and lines of a page's bytes."""
     flow = read_html(decode(data, declared=declared_encoding(data)).text)
     text = flow.result()
     headings = [asdict(heading) for heading in flow.headings]
-    return {"text": text, "headings": headings, "anchors": flow.anchors}
+    return {"text": text, "headings": headings, "anchors": flow.anchors, "lines": flow.lines}
 
 
 def read_html(text: str) -> Flow:
@@ -90,6 +90,7 @@ class _Page(HTMLParser):
         for name in (given.get("id"), given.get("name") if tag == "a" else None):
             if name:
                 self.flow.anchor(name)
+        self.flow.line = self.getpos()[0]
         self._start(tag, given)
 
     def handle_endtag(self, tag: str) -> None:
@@ -109,10 +110,12 @@ class _Page(HTMLParser):
     def handle_data(self, data: str) -> None:
         if self._hidden:
             return
-        if self._pre:
-            self.flow.add_exactly(data.replace("\r\n", "\n"))
-        else:
-            self.flow.add(data)
+        add = self.flow.add_exactly if self._pre else self.flow.add
+        first = self.getpos()[0]
+        # Line ends alone count as such, as in `getpos`: no form feed, no U+2028.
+        for number, line in enumerate(re.findall(r"[^\n]*\n|[^\n]+", data)):
+            self.flow.line = first + number
+            add(line)
 
     def _start(self, tag: str, given: dict[str, str | None]) -> None:
         if tag in _HEADINGS:

@@ -6,7 +6,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from tsdoc.errors import InputError
-from tsdoc.ingest.extract import Extract, Part, Problem
+from tsdoc.ingest.document import Mark
+from tsdoc.ingest.extract import Extract, Part, Problem, say_problems, starts_within
 from tsdoc.ingest.frames import Message
 from tsdoc.ingest.headings import MAX_DEPTH, Heading, split_at
 from tsdoc.ingest.options import Limits
@@ -29,8 +30,9 @@ def read_marked(kind: str, path: Path, limits: Limits, worker: Worker) -> Extrac
     problems = _problems(reading, documents)
     text, starts = _joined(documents)
     if not text.strip():
-        reasons = "; ".join(problem.message for problem in problems)
-        raise InputError(f"holds no text ({reasons})" if reasons else "holds no text")
+        raise InputError(
+            f"holds no text ({say_problems(problems)})" if problems else "holds no text"
+        )
     listed = {entry["file"] for entry in toc}
     # A document that the contents do not mention still has its own headings.
     headings = [
@@ -39,7 +41,8 @@ def read_marked(kind: str, path: Path, limits: Limits, worker: Worker) -> Extrac
     ]
     # Contents need not follow the reading order; sections do. The sort keeps ties in place.
     headings.sort(key=lambda heading: heading.start)
-    return Extract(parts=_parts(text, headings), problems=problems)
+    lines = [Mark(start=start, number=line) for start, line in documents[0].get("lines", [])]
+    return Extract(parts=_parts(text, headings, lines), problems=problems)
 
 
 def _joined(documents: list[Message]) -> tuple[str, list[int]]:
@@ -89,9 +92,16 @@ def _from_headings(documents: list[Message], starts: list[int], listed: set[str]
     ]
 
 
-def _parts(text: str, headings: list[Heading]) -> tuple[Part, ...]:
-    # Lines of the running text are no lines of the file.
-    return tuple(replace(part, first_line=None) for part in split_at(text, headings))
+def _parts(text: str, headings: list[Heading], lines: list[Mark]) -> tuple[Part, ...]:
+    """Cuts the text; its own lines are none of the file, which `lines` gives where it has any."""
+    parts = []
+    at = 0
+    for part in split_at(text, headings):
+        own = starts_within(lines, at, at + len(part.text))
+        first = own[0].number if own else None
+        parts.append(replace(part, first_line=first, lines=own))
+        at += len(part.text)
+    return tuple(parts)
 
 
 def _problems(reading: Reading, documents: list[Message]) -> tuple[Problem, ...]:
@@ -100,7 +110,7 @@ def _problems(reading: Reading, documents: list[Message]) -> tuple[Problem, ...]
         if "failed" in document:
             name = document["file"]
             why = reading.failed.get(name)
-            message = document["failed"] if why is None else f"{name} {why}"
+            message = document["failed"] if why is None else why
             found.append(Problem(code="part_failed", message=message, place=name))
     if "contents" in reading.failed:
         why = reading.failed["contents"]

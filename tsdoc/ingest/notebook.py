@@ -9,7 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from tsdoc.errors import InputError
-from tsdoc.ingest.extract import Extract
+from tsdoc.ingest.document import Mark
+from tsdoc.ingest.extract import Extract, Part, starts_within
 from tsdoc.ingest.headings import Heading, split_at
 from tsdoc.ingest.markdown import markdown_headings
 
@@ -34,6 +35,7 @@ def read_notebook(text: str) -> Extract:
     if cells is None:
         raise InputError("is not a valid notebook (it has no cells)")
     pieces: list[str] = []
+    marks: list[Mark] = []
     headings: list[Heading] = []
     at = 0
     for number, cell in enumerate(cells, 1):
@@ -49,10 +51,18 @@ def read_notebook(text: str) -> Extract:
                     headings.append(Heading(start=start, depth=heading.depth, title=heading.title))
             piece = mark + body.rstrip("\n") + "\n\n"
             pieces.append(piece)
+            marks.append(Mark(start=at, number=number))
             at += len(piece)
-    parts = split_at("".join(pieces), headings)
-    # The lines are not the file's, which is JSON.
-    return Extract(parts=tuple(replace(part, first_line=None) for part in parts))
+    return Extract(parts=tuple(_parts("".join(pieces), headings, marks)))
+
+
+def _parts(text: str, headings: list[Heading], cells: list[Mark]) -> Iterator[Part]:
+    """Cuts the text; its lines are not the file's, which is JSON, so cells give the places."""
+    at = 0
+    for part in split_at(text, headings):
+        own = starts_within(cells, at, at + len(part.text))
+        yield replace(part, first_line=None, cells=own)
+        at += len(part.text)
 
 
 def _cells(book: Any) -> list[dict[str, Any]] | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tsdoc.errors import InputError
 from tsdoc.ingest.document import PageStart
-from tsdoc.ingest.extract import Extract, Part, Problem
+from tsdoc.ingest.extract import Extract, Part, Problem, say_problems, starts_within
 from tsdoc.ingest.frames import Message
 from tsdoc.ingest.headings import MAX_DEPTH, Heading, split_at
 from tsdoc.ingest.options import IngestOptions
@@ -61,8 +61,7 @@ def read_pdf(
     texts = join_hyphens([page["text"] for page in pages])
     problems = _problems(reading, head, pages)
     if not any(text.strip() for text in texts):
-        reasons = "; ".join(problem.message for problem in problems)
-        raise InputError(f"holds no text that can be read ({reasons})")
+        raise InputError(f"holds no text that can be read ({say_problems(problems)})")
     return Extract(parts=_sections(head, pages, texts), problems=problems)
 
 
@@ -122,19 +121,11 @@ def _sections(head: Message, pages: Sequence[Message], texts: Sequence[str]) -> 
     result = []
     for part in parts:
         end = done + len(part.text)
-        result.append(Part(titles=part.titles, text=part.text, pages=_within(marks, done, end)))
+        result.append(
+            Part(titles=part.titles, text=part.text, pages=starts_within(marks, done, end))
+        )
         done = end
     return tuple(result)
-
-
-def _within(marks: list[PageStart], start: int, end: int) -> tuple[PageStart, ...]:
-    """Returns the page starts of a stretch, relative to it; the first at 0."""
-    first = max(0, bisect.bisect_right(marks, start, key=lambda mark: mark.start) - 1)
-    last = bisect.bisect_left(marks, end, key=lambda mark: mark.start)
-    return tuple(
-        PageStart(start=max(0, mark.start - start), number=mark.number, label=mark.label)
-        for mark in marks[first:last]
-    )
 
 
 def place_outline(
@@ -197,20 +188,22 @@ def _problems(reading: Reading, head: Message, pages: Sequence[Message]) -> tupl
     silent = [p["page"] for p in pages if not p.get("blank", True) and not p["text"].strip()]
     if silent:
         has = "have" if len(silent) > 1 else "has"
-        where = name_pages(silent)
-        message = f"{where} {has} no text; OCR needed"
-        found.append(Problem(code="page_without_text", message=message, place=where))
+        found.append(
+            Problem(
+                code="page_without_text",
+                message=f"{has} no text; OCR needed",
+                place=name_pages(silent),
+            )
+        )
     garbled = [p["page"] for p in pages if p.get("undecodable", 0.0) > _MOSTLY]
     if garbled:
-        where = name_pages(garbled)
-        message = f"{where}: text cannot be decoded (a font has no Unicode map); OCR needed"
-        found.append(Problem(code="page_undecodable", message=message, place=where))
+        message = "text cannot be decoded (a font has no Unicode map); OCR needed"
+        found.append(Problem(code="page_undecodable", message=message, place=name_pages(garbled)))
     private = [p["page"] for p in pages if num_private(p["text"])]
     if private:
-        where = name_pages(private)
         has = "have" if len(private) > 1 else "has"
-        message = f"{where} {has} private-use characters: letters may be missing"
-        found.append(Problem(code="private_characters", message=message, place=where))
+        message = f"{has} private-use characters: letters may be missing"
+        found.append(Problem(code="private_characters", message=message, place=name_pages(private)))
     return tuple(found)
 
 
@@ -223,7 +216,7 @@ def _failed_pages(reading: Reading, pages: Sequence[Message]) -> list[Problem]:
                 f"{where} (pypdf)"
             )
             why = page["failed"] if crash is None else f"{page['failed']}; {crash}"
-            found.append(Problem(code="page_failed", message=f"{where} {why}", place=where))
+            found.append(Problem(code="page_failed", message=why, place=where))
     if reading.incomplete is not None:
         after = f"after page {pages[-1]['page']}" if pages else "from the first page on"
         message = f"the rest was given up {after}: {reading.incomplete}"

@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Protocol
 
 from tsdoc.errors import InputError
-from tsdoc.ingest.frames import Message
+from tsdoc.ingest.frames import Begin, Message
 from tsdoc.ingest.pdf_quality import PageText, badness
-from tsdoc.ingest.worker_main import Begin
 
 _TAIL_BYTES = 1 << 20
 _POOR = 0.02

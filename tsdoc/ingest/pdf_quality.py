@@ -37,9 +37,9 @@ def badness(text: str) -> float:
     words = _WORD.findall(text)
     num_long = sum(len(word) > _LONG_WORD and not _is_one_script_run(word) for word in words)
     num_broken = len(_BROKEN.findall(text))
-    return (num_long / len(words) if num_long > 1 or len(words) < 5 else 0.0) + (
-        num_broken / len(text) * 5
-    )
+    counts = num_long > 1 or len(words) < 5
+    long_ratio = num_long / len(words) if words and counts else 0.0
+    return long_ratio + 5 * num_broken / len(text)
 
 
 def num_private(text: str) -> int:

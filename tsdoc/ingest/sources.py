@@ -16,7 +16,7 @@ from tsdoc.ingest.chapters import split_text
 from tsdoc.ingest.decode import decode
 from tsdoc.ingest.document import Document, IngestWarning, Section, SkippedFile, SourceFile
 from tsdoc.ingest.extract import LOSSES, Extract
-from tsdoc.ingest.gather import Item, gather, shown_name
+from tsdoc.ingest.gather import UNREADABLE, Item, gather, shown_name
 from tsdoc.ingest.headings import split_at
 from tsdoc.ingest.markdown import split_markdown
 from tsdoc.ingest.marked import read_marked
@@ -36,7 +36,7 @@ __all__ = [
     "read_sources",
 ]
 
-READER_VERSION = 1
+READER_VERSION = 2
 """Grows when a reader would give another text for the same file."""
 
 _IN_WORKER = frozenset({"pdf", "epub", "docx", "html"})
@@ -191,6 +191,8 @@ class _Builder:
                         text=part.text,
                         first_line=part.first_line,
                         pages=part.pages,
+                        lines=part.lines,
+                        cells=part.cells,
                     )
                 )
             for problem in extract.problems:
@@ -202,9 +204,9 @@ class _Builder:
         self._tell(item, 0)
 
     def _skip(self, item: Item, error: InputError) -> None:
-        reason = "no text" if isinstance(error, _NoTextError) else "not readable"
+        reason = "no text" if isinstance(error, _NoTextError) else UNREADABLE
         self.skipped.append(SkippedFile(name=item.name, reason=reason, num_bytes=item.num_bytes))
-        if reason == "not readable":
+        if reason == UNREADABLE:
             message = f"{error.message}. {error.hint}" if error.hint else error.message
             self.warnings.append(IngestWarning(code="unreadable", where=item.name, message=message))
 

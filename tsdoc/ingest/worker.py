@@ -21,10 +21,20 @@ from types import TracebackType
 from tsdoc.errors import InputError
 from tsdoc.ingest.frames import LARGEST_FRAME, Message, encode_frame
 from tsdoc.ingest.options import Limits
+from tsdoc.ingest.worker_main import OUT_OF_MEMORY
 
-_START = (
-    "import sys; sys.path.append(sys.argv[1]); from tsdoc.ingest.worker_main import main; main()"
-)
+# The reader is of the same tsdoc as its parent, whichever one is installed; what lies beside that
+# package must not come before the standard library.
+_START = """
+import sys
+root = sys.argv[1]
+sys.path.insert(0, root)
+import tsdoc
+sys.path.remove(root)
+sys.path.append(root)
+from tsdoc.ingest.worker_main import main
+main()
+"""
 
 
 class WorkerDiedError(Exception):
@@ -167,6 +177,8 @@ class Worker:
         code = process.wait()
         if code == -signal.SIGPROF:
             return "took too long"
+        if code == OUT_OF_MEMORY:
+            return "needs too much memory"
         if code < 0:
             name = signal.Signals(-code).name if -code in set(signal.Signals) else str(-code)
             return f"crashed the reader ({name})"

@@ -11,17 +11,14 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Callable, Iterator
 
 from tsdoc.errors import InputError
-from tsdoc.ingest.frames import Message, encode_frame, read_frame
+from tsdoc.ingest.frames import Message, Reader, encode_frame, read_frame
 
-Begin = Callable[[str, int], None]
-"""Called by a reader with the name of the unit of work that it begins, and its size in bytes."""
+OUT_OF_MEMORY = 75
+"""Exit code of a reader process that reached its memory limit."""
 
 _BYTES_PER_S = 1 << 20
-
-Reader = Callable[[Message, Begin], Iterator[Message]]
 
 
 def main() -> None:
@@ -50,6 +47,8 @@ def main() -> None:
             send({"end": True})
         except InputError as error:
             send({"error": error.message, "hint": error.hint})
+        except MemoryError:
+            os._exit(OUT_OF_MEMORY)  # there is none left for an orderly end
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 

@@ -71,9 +71,8 @@ def _child(parent: _Node, label: str, *, noun: str, where: str = "") -> _Node:
 
 
 def _where(section: Section) -> str:
-    if section.pages:
-        return f" (p. {section.pages[0].number})"
-    return f" (line {section.first_line})" if section.first_line is not None else ""
+    begins = section.begins()
+    return f" ({begins})" if begins else ""
 
 
 def _walk(root: _Node) -> Iterator[tuple[_Node, int]]:

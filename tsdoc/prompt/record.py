@@ -36,7 +36,7 @@ from tsdoc.prompt.recordtable import document_from_table, document_table
 from tsdoc.prompt.tokenizer import TextTokenizer
 from tsdoc.prompt.tokenmap import MapArrays, TokenMap, array_bytes, open_array
 
-RECORD_VERSION = 1
+RECORD_VERSION = 2
 """Part of every record's key; raise it when the files of a record change their meaning."""
 
 MAX_RECORD_BYTES = 2 << 30

@@ -8,6 +8,7 @@ from typing import Any
 from tsdoc.ingest.document import (
     Document,
     IngestWarning,
+    Mark,
     PageStart,
     Section,
     SkippedFile,
@@ -29,6 +30,8 @@ def document_table(document: Document) -> dict[str, Any]:
                 list(s.titles),
                 s.first_line,
                 [[page.start, page.number, page.label] for page in s.pages],
+                [[mark.start, mark.number] for mark in s.lines],
+                [[mark.start, mark.number] for mark in s.cells],
                 len(s.text.encode("utf-8", "surrogatepass")),
             ]
             for s in document.sections
@@ -46,7 +49,7 @@ def document_from_table(table: dict[str, Any], text: bytes) -> Document:
     """
     sections = []
     position = 0
-    for file, titles, first_line, pages, size in table["sections"]:
+    for file, titles, first_line, pages, lines, cells, size in table["sections"]:
         sections.append(
             Section(
                 file=file,
@@ -57,6 +60,8 @@ def document_from_table(table: dict[str, Any], text: bytes) -> Document:
                     PageStart(start=start, number=number, label=label)
                     for start, number, label in pages
                 ),
+                lines=_marks(lines),
+                cells=_marks(cells),
             )
         )
         position += size
@@ -82,3 +87,7 @@ def document_from_table(table: dict[str, Any], text: bytes) -> Document:
             for name, reason, num_bytes in table["skipped"]
         ),
     )
+
+
+def _marks(table: list[list[int]]) -> tuple[Mark, ...]:
+    return tuple(Mark(start=start, number=number) for start, number in table)

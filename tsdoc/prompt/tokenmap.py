@@ -134,11 +134,15 @@ class TokenMap:
         starts = self._starts.get(section)
         if starts is None:
             starts = self._starts[section] = _find_starts(self.document, section)
-        page = label = line = None
+        page = label = line = cell = None
         if part.pages:
             at = part.pages[int(np.searchsorted(starts.pages, offset, side="right")) - 1]
             page, label = at.number, at.label
-        if part.first_line is not None:
+        if part.cells:
+            cell = part.cells[int(np.searchsorted(starts.cells, offset, side="right")) - 1].number
+        if part.lines:
+            line = part.lines[int(np.searchsorted(starts.lines, offset, side="right")) - 1].number
+        elif part.first_line is not None:
             line = part.first_line + int(np.searchsorted(starts.newlines, offset, side="left"))
         return Place(
             file=self.document.files[part.file].name,
@@ -146,6 +150,7 @@ class TokenMap:
             page=page,
             page_label=label,
             line=line,
+            cell=cell,
         )
 
     def spans(self, token_start: int, token_end: int) -> list[Span]:
@@ -198,10 +203,12 @@ class TokenMap:
 
 @dataclass(frozen=True, slots=True)
 class _Starts:
-    """Offsets of a section's line ends and document pages."""
+    """Offsets of a section's line ends, and of its document pages, file lines and cells."""
 
     newlines: npt.NDArray[np.int64]
     pages: npt.NDArray[np.int64]
+    lines: npt.NDArray[np.int64]
+    cells: npt.NDArray[np.int64]
 
 
 def _find_starts(document: Document, section: int) -> _Starts:
@@ -209,5 +216,8 @@ def _find_starts(document: Document, section: int) -> _Starts:
     letters = np.frombuffer(part.text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
     return _Starts(
         np.flatnonzero(letters == ord("\n")),
-        np.array([page.start for page in part.pages], dtype=np.int64),
+        *(
+            np.array([mark.start for mark in marks], dtype=np.int64)
+            for marks in (part.pages, part.lines, part.cells)
+        ),
     )
