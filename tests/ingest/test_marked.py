@@ -106,7 +106,13 @@ def test_html_shows_what_a_reader_of_the_page_sees() -> None:
     assert [(h.depth, h.title) for h in flow.headings] == [(1, "A title")]
 
 
-@given(st.text(alphabet="<>/=\"'!-? abhpretdulisc&;\n", max_size=200))
+def test_marked_sections_are_text_or_nothing() -> None:
+    markup = "a <![CDATA[b < c]]> d<![if !IE]> e <![endif]><![ CDQTA[x]> f<![&#0;CDATA[body> g"
+    assert read_html(markup).result() == "a b < c d e f g\n"
+    assert read_html("text <![CDATA[without end").result() == "text <![CDATA[without end\n"
+
+
+@given(st.text(alphabet="<>/=\"'!-? abhpretdulisc&;\n[]CDATA", max_size=200))
 def test_any_markup_gives_text_and_headings_inside_it(markup: str) -> None:
     flow = read_html(markup)
     text = flow.result()

@@ -225,3 +225,46 @@ def test_several_files_share_one_reader_process(tmp_path: Path) -> None:
     for name in ("a.pdf", "b.pdf", "c.pdf"):
         (tmp_path / name).write_bytes(make_pdf([lines(name)]))
     assert texts(read(tmp_path)) == {name: f"{name}\n" for name in ("a.pdf", "b.pdf", "c.pdf")}
+
+
+def column(rows: list[str], left: int) -> list[str]:
+    """Returns one content stream per line of a column."""
+    return [
+        f"BT /F1 10 Tf {left} {700 - 14 * number} Td ({row}) Tj ET\n"
+        for number, row in enumerate(rows)
+    ]
+
+
+TITLE = "BT /F1 16 Tf 120 740 Td (A title that runs across both of the columns) Tj ET\n"
+FOOT = "BT /F1 8 Tf 250 60 Td (a footer, in the very middle) Tj ET\n"
+LEFT = [f"left line {number} of the first column" for number in range(9)]
+RIGHT = [f"right line {number} of the second one" for number in range(9)]
+
+
+@pytest.mark.parametrize("drawn", ["by column", "by line"])
+def test_two_columns_are_read_one_after_the_other(pdf: Path, drawn: str) -> None:
+    left, right = column(LEFT, 72), column(RIGHT, 320)
+    rows = (
+        left + right
+        if drawn == "by column"
+        else [r for pair in zip(left, right, strict=True) for r in pair]
+    )
+    pdf.write_bytes(make_pdf([TITLE + "".join(rows) + FOOT]))
+    title, foot = (stream.split("(")[1].split(")")[0] for stream in (TITLE, FOOT))
+    assert whole(read(pdf)).split("\n")[:-1] == [title, *LEFT, *RIGHT, foot]
+
+
+def test_rows_of_a_table_stay_together(pdf: Path) -> None:
+    names = [f"part {number}" for number in range(9)]
+    prices = [f"{number}.50 euro each" for number in range(9)]
+    rows = [r for pair in zip(column(names, 72), column(prices, 320), strict=True) for r in pair]
+    pdf.write_bytes(make_pdf(["".join(rows)]))
+    assert whole(read(pdf)).split("\n")[:-1] == [
+        f"{a} {b}" for a, b in zip(names, prices, strict=True)
+    ]
+
+
+def test_a_page_of_digits_alone_is_read(pdf: Path) -> None:
+    pdf.write_bytes(make_pdf([lines("2024"), lines("a page")]))
+    document = read(pdf)
+    assert (whole(document), document.warnings) == ("2024\na page\n", ())

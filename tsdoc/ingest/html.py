@@ -117,6 +117,15 @@ class _Page(HTMLParser):
             self.flow.line = first + number
             add(line)
 
+    def parse_marked_section(self, i: int, report: int = 1) -> int:
+        """Reads `<![` at `i`: CDATA is text, as in XHTML; all else a comment, as in browsers."""
+        is_text = self.rawdata.startswith("<![CDATA[", i)
+        end = "]]>" if is_text else ">"
+        at = self.rawdata.find(end, i)
+        if at >= 0 and is_text:
+            self.handle_data(self.rawdata[i + len("<![CDATA[") : at])
+        return -1 if at < 0 else at + len(end)
+
     def _start(self, tag: str, given: dict[str, str | None]) -> None:
         if tag in _HEADINGS:
             self.flow.start_heading(_HEADINGS[tag])

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tsdoc.errors import InputError
+from tsdoc.ingest.pdf_columns import order_columns
 from tsdoc.ingest.pdf_quality import PageText
 from tsdoc.ingest.pdf_spacing import join_spread_letters
 
@@ -61,6 +62,7 @@ class PdfiumFile:
                 text = text_page.get_text_range()
                 undecodable = _undecodable(text_page)
                 text = join_spread_letters(text_page, text)
+                text = order_columns(text_page, text, page.get_width())
                 blank = not text.strip() and _is_blank(page)
             finally:
                 text_page.close()
