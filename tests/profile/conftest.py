@@ -8,7 +8,7 @@ import pytest
 from tests.session.conftest import Recorder, document, model_directory
 from tsdoc.home import Home
 from tsdoc.ingest.options import IngestOptions
-from tsdoc.profile import decode, full, keep, prompt, roofline, sweep
+from tsdoc.profile import decode, full, keep, prompt, roofline, run, sweep
 from tsdoc.profile.prompt import ProfilePrompt
 from tsdoc.profile.request import ProfileRequest
 from tsdoc.profile.results import Report
@@ -75,6 +75,7 @@ def short() -> Iterator[None]:
         patch.setattr(
             sweep, "VALUES", {"top_k": (32, 128), "theta": (None, -1.0), "chunk": (32, 64, 100)}
         )
+        patch.setattr(run, "LONG_S", 0.0)
         yield
 
 

@@ -69,6 +69,8 @@ def test_selection_counts_keys_once_a_pass_scores_and_votes() -> None:
     assert work.num_flops - queries.num_flops == 2 * 32 * sum(candidates)
     on_cuda = block_selection(CONFIG, SELECTION, ranges, CUDA)
     assert on_cuda.num_bytes == 128 * 32 * 2 + 2 * 32 * 4 + 2 * keys + votes
+    sums = dataclasses.replace(SELECTION, function="topk")
+    assert on_cuda.num_bytes - block_selection(CONFIG, sums, ranges, CUDA).num_bytes == keys
     per_head = dataclasses.replace(SELECTION, sets="per_kv_head")
     more = block_selection(CONFIG, per_head, ranges, CPU)
     assert more.num_bytes - work.num_bytes == votes  # two sets instead of one

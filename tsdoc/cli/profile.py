@@ -60,7 +60,10 @@ Compare = Annotated[
 Sweep = Annotated[
     list[Sweepable] | None,
     typer.Option(
-        "--sweep", help="Try several values of an option. May be repeated.", show_default=False
+        "--sweep",
+        metavar="OPTION",
+        help="Try several values of top_k, theta or chunk. May be repeated.",
+        show_default=False,
     ),
 ]
 Html = Annotated[
@@ -78,7 +81,7 @@ def add_commands(app: typer.Typer) -> None:
         panel=PANEL,
         usage="[SOURCE]... [OPTIONS]",
         examples=[
-            ("Where does the time go with this book?", "tsdoc profile book.pdf"),
+            ("Where the time goes with this book", "tsdoc profile book.pdf"),
             ("Full attention beside it, as a page", "tsdoc profile --compare full --html p.html"),
             (
                 "A large model's speed, without the model",
@@ -105,8 +108,8 @@ def profile(
 ) -> None:
     """Measure where the time goes: stages, prefill, decode, the store, each kind of work.
 
-    K and V go to a store of its own, which is removed at the end; yours is not touched. Other work
-    on the machine distorts what is measured.
+    K and V go to a store of their own, which is removed at the end.
+    Other work on the machine distorts what is measured.
     """
     from tsdoc.cli.profile_tables import show_report
     from tsdoc.profile.output import report_json

@@ -133,9 +133,11 @@ def block_selection(
     scored = [r.num_candidates for r in ranges if r.num_candidates > selection.top_k]
     if not scored:
         return queries
-    keys = t.prefill_passes * max(scored) * config.num_kv_heads * config.head_dim * t.kv_bytes
+    # Without a softmax there is no first pass for its sums.
+    passes = t.prefill_passes if selection.function == "head_soft_vote" else 1
+    keys = passes * max(scored) * config.num_kv_heads * config.head_dim * t.kv_bytes
     scores = t.prefill_score_accesses * config.num_qo_heads * sum(scored) * SCORE_BYTES
-    flops = t.prefill_passes * 2.0 * row * sum(scored)
+    flops = passes * 2.0 * row * sum(scored)
     return queries + Work(keys + scores + _votes(config, selection, sum(scored)), flops)
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from tsdoc.errors import TsdocError
 from tsdoc.kernels.devices import Device
@@ -49,13 +50,26 @@ def measure_warm(
         "store": str(store),
         "ids": str(ids),
     }
+    with tempfile.TemporaryFile() as errors:
+        stages, code = _start(job, errors)
+        errors.seek(0)
+        said = errors.read().decode("utf-8", errors="replace").strip().splitlines()
+    if len(stages) < len(STAGES):
+        raise WarmStartError(
+            f"the new process ended early: {said[-1] if said else f'exit code {code}'}"
+        )
+    return Warm(stages_s=stages)
+
+
+def _start(job: dict[str, Any], errors: IO[bytes]) -> tuple[dict[str, float], int]:
+    """The stages that the process reached, and its exit code; it has ended."""
     begun = time.time()
     process = subprocess.Popen(
         # -P: the current folder is no place to import from.
         [sys.executable, "-P", "-c", _START, str(Path(__file__).resolve().parents[2])],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=errors,
         text=True,
         encoding="utf-8",
         start_new_session=True,  # Ctrl-C is for the parent, which then ends this process
@@ -64,11 +78,8 @@ def measure_warm(
         stages = _follow(process, job, begun)
     finally:
         process.kill()
-        _, errors = process.communicate()
-    if len(stages) < len(STAGES):
-        said = (errors or "").strip().splitlines()[-1:] or [f"exit code {process.returncode}"]
-        raise WarmStartError(f"the new process ended early: {said[0]}")
-    return Warm(stages_s=stages)
+        process.communicate()
+    return stages, process.returncode
 
 
 def _follow(process: subprocess.Popen[str], job: dict[str, Any], begun: float) -> dict[str, float]:

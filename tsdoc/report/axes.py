@@ -110,6 +110,7 @@ def text(x: float, y: float, words: str, kind: str) -> Markup:
 
 def svg(parts: Sequence[Markup], width: int, height: float) -> Markup:
     """The drawing as a whole; it scales with the page."""
-    return Markup('<svg viewBox="0 0 {} {:.0f}" role="img">{}</svg>').format(
-        width, height, Markup("").join(parts)
+    kind = "wide" if width > HALF else "half"
+    return Markup('<svg class="{}" viewBox="0 0 {} {:.0f}" role="img">{}</svg>').format(
+        kind, width, height, Markup("").join(parts)
     )
