@@ -2,19 +2,46 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
 from tsdoc.errors import StoreError, UsageError
-from tsdoc.home import find_home
+from tsdoc.home import NOT_WRITABLE, find_home, private_dir
 
 
 def test_a_relative_home_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TSDOC_HOME", "here")
     with pytest.raises(UsageError, match="absolute"):
         find_home()
+
+
+def test_a_home_behind_a_link_is_the_users_own_choice(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "real")
+    monkeypatch.setenv("TSDOC_HOME", str(link))
+    home = find_home()
+    assert home.root == tmp_path / "real"
+    private_dir(home.store)
+    home.records.symlink_to(tmp_path)
+    with pytest.raises(StoreError, match="is a link"):
+        private_dir(home.records)
+
+
+def test_a_home_that_cannot_be_written_is_said_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(StoreError, match="Read-only file system") as caught:
+        private_dir(tmp_path / "store")
+    assert caught.value.hint == NOT_WRITABLE
 
 
 def test_a_home_of_another_user_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

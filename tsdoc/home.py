@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
 
 from tsdoc.errors import StoreError, UsageError
+
+READ_ONLY = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
+"""What writing fails with where this user may only read."""
+
+NOT_WRITABLE = "Point TSDOC_HOME to a directory you can write, or keep nothing with --no-store."
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +51,9 @@ class Home:
 def find_home() -> Home:
     """Returns the home that `TSDOC_HOME` names, or the platform's user data directory.
 
+    The home itself may be reached through a link, which is the user's own choice, as long as the
+    directory behind it is the user's; links inside it are never followed.
+
     Raises:
         UsageError: TSDOC_HOME is not an absolute path.
         StoreError: it belongs to another user.
@@ -58,7 +67,7 @@ def find_home() -> Home:
             raise StoreError(
                 "belongs to another user", where=value, hint="Point TSDOC_HOME elsewhere."
             )
-        return Home(root)
+        return Home(root.resolve())
     import platformdirs
 
     return Home(Path(platformdirs.user_data_dir("tsdoc", appauthor=False)))
@@ -74,7 +83,10 @@ def private_dir(path: Path) -> Path:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         info = path.lstat()
     except OSError as error:
-        raise StoreError(f"directory cannot be made ({error.strerror})", where=str(path)) from error
+        hint = NOT_WRITABLE if error.errno in READ_ONLY else None
+        raise StoreError(
+            f"directory cannot be made ({error.strerror})", where=str(path), hint=hint
+        ) from error
     if not stat.S_ISDIR(info.st_mode):
         raise StoreError("is a link or a file where a directory is needed", where=str(path))
     if hasattr(os, "getuid") and info.st_uid != os.getuid():

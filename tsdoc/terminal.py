@@ -1,4 +1,4 @@
-"""The one function that makes foreign text safe to show."""
+"""How text of foreign origin and sizes are shown to people."""
 
 from __future__ import annotations
 
@@ -22,3 +22,19 @@ def visible(text: str) -> str:
 def visible_line(text: str) -> str:
     r"""Like `visible`, on one line: newline and tab become `\n` and `\t` as well."""
     return visible(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def format_bytes(num_bytes: int) -> str:
+    """Returns a size as people read it: "512 B", "12.5 MB", "1.3 GB" (decimal units)."""
+    for scale, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
+        if num_bytes >= scale:
+            return f"{num_bytes / scale:,.1f} {name}"
+    return f"{num_bytes} B"
+
+
+def format_duration(seconds: float) -> str:
+    """Returns a time of this magnitude: "8 s", "7 min", "1 h 20 min"."""
+    if seconds < 90:
+        return f"{round(seconds)} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"

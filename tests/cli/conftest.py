@@ -29,7 +29,9 @@ from tsdoc.ingest.document import (
 )
 from tsdoc.ingest.options import IngestOptions
 from tsdoc.progress import Reporter
+from tsdoc.session import Estimate, Outcome
 from tsdoc.session.parts import Part
+from tsdoc.session.repairing import Repaired
 from tsdoc.session.summary import CitedSentence, Summary
 from tsdoc.settings import Settings
 
@@ -74,10 +76,16 @@ class FakeSession:
     def warnings(self) -> list[IngestWarning]:
         return list(self.document.warnings)
 
-    def estimate(self) -> SimpleNamespace:
+    def estimate(self) -> Estimate:
         reused = self.behaviour.reused_tokens
-        return SimpleNamespace(
-            prompt_tokens=100, reused_tokens=reused, prefill_tokens=100 - reused, kv_bytes=2_000_000
+        return Estimate(
+            prompt_tokens=100,
+            reused_tokens=reused,
+            prefill_tokens=100 - reused,
+            prefill_s=2.0,
+            kv_bytes=2_000_000,
+            free_disk_bytes=10**9,
+            memory_bytes=10**8,
         )
 
     def prepare(self, *, must_keep: bool = False) -> SimpleNamespace:
@@ -88,6 +96,8 @@ class FakeSession:
             computed_tokens=100 - reused,
             kept=True,
             entry_id="abc123",
+            estimate=self.estimate(),
+            outcome=Outcome(prefill_s=1.5, memory_bytes=10**8),
             times_s={"prefill": 1.5},
         )
 
@@ -204,6 +214,7 @@ class FakeServices(Services):
         self.summarizers: list[FakeSummarizer] = []
         self.conversations: list[FakeConversation] = []
         self.kept_questions: list[str] = []
+        self.repaired: dict[str, Repaired] = {}
         self.before_answer: Callable[[Reporter], None] = lambda reporter: None
 
     def home(self) -> Home:
@@ -246,6 +257,9 @@ class FakeServices(Services):
 
     def token_counter(self, **arguments: Any) -> CountTexts | None:
         return self.count
+
+    def repairer(self, **arguments: Any) -> Any:
+        return SimpleNamespace(repair=lambda entry: self.repaired.get(entry.entry_id, Repaired()))
 
     def list_profiles(self, home: Home) -> list[ListedModel]:
         return [

@@ -17,6 +17,7 @@ EXPECTED = {
     "models list", "models get", "models use", "profiles list", "profiles show",
     "cache list", "cache show", "cache remove", "cache prune", "cache verify",
     "config show", "eval",
+    "cache repair",
 }  # fmt: skip
 
 

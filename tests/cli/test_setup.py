@@ -7,6 +7,8 @@ import pytest
 from tests.cli.conftest import Cli, FakeServices
 from tests.store.synthetic import BLOCK, KEY, SHAPE, make_ids, prefill
 from tsdoc.cli.services import Services
+from tsdoc.session.calibration import Calibration
+from tsdoc.session.repairing import Repaired
 from tsdoc.store import Store
 
 
@@ -77,10 +79,12 @@ def entries(services: FakeServices) -> list[str]:
     """Two entries, the second incomplete; returns their ids."""
     store = Store(services.home().store)
     ids = [make_ids(1100, seed=1), make_ids(1100, seed=2)]
-    with store.begin(KEY, SHAPE, ids[0], prefill_block=BLOCK, name="\x1b[31mbook[b]") as writer:
+    name, meta = "\x1b[31mbook[b]", {"sources": ["book.txt"], "record": "mine"}
+    with store.begin(KEY, SHAPE, ids[0], prefill_block=BLOCK, name=name, meta=meta) as writer:
         prefill(writer, ids[0])
-        writer.finish({"sources": ["book.txt"]})
-    with store.begin(KEY, SHAPE, ids[1], prefill_block=BLOCK, name="other") as writer:
+        writer.finish()
+    meta = {"record": "other's"}
+    with store.begin(KEY, SHAPE, ids[1], prefill_block=BLOCK, name="other", meta=meta) as writer:
         prefill(writer, ids[1], stop=512)
     return [store.find(KEY, one).entry_id for one in ids]
 
@@ -99,7 +103,8 @@ def test_cache_list(cli: Cli, entries: list[str]) -> None:
     assert "1,100" in first
     assert "complete" in first
     assert "\\x1b[31mbook[b]" in first
-    assert "incomplete, 46 %" in second
+    assert "46 % done" in second
+    assert "the budget is" in cli("cache", "list").stderr
     value = cli("cache", "list", "--json").json()
     assert {entry["entry_id"] for entry in value["entries"]} == set(entries)
     assert {entry["committed_tokens"] for entry in value["entries"]} == {1100, 512}
@@ -108,7 +113,30 @@ def test_cache_list(cli: Cli, entries: list[str]) -> None:
 def test_cache_show(cli: Cli, entries: list[str]) -> None:
     value = cli("cache", "show", entries[0][:6], "--json").json()
     assert (value["entry_id"], value["sources"]) == (entries[0], ["book.txt"])
-    assert "committed_tokens" in cli("cache", "show", entries[0]).stdout
+    shown = cli("cache", "show", entries[1]).stdout
+    assert "1,100, of which 512 are computed" in shown
+    assert ["to", "redo", "?"] in [line.split() for line in shown.splitlines()]
+
+
+def test_what_an_eviction_costs_is_known_once_the_machine_was_measured(
+    cli: Cli, services: FakeServices, entries: list[str]
+) -> None:
+    (key,) = {e["model_key"] for e in cli("cache", "list", "--json").json()["entries"]}
+    Calibration(home=services.home(), model_key=key, device="cpu", threads=2).note(1000, 100.0, 1)
+    listed = {e["entry_id"]: e["redo_s"] for e in cli("cache", "list", "--json").json()["entries"]}
+    assert listed == {entries[0]: 110.0, entries[1]: 51.2}
+    assert "2 min" in cli("cache", "list").stdout
+    shown = cli("cache", "show", entries[1]).stdout.splitlines()
+    assert ["to", "redo", "51", "s"] in [line.split() for line in shown]
+
+
+@pytest.mark.parametrize("command", ["list", "show"])
+def test_the_cache_fits_a_terminal_of_80_columns(
+    cli: Cli, entries: list[str], command: str
+) -> None:
+    result = cli("cache", command, *entries[: command == "show"], terminal=True)
+    assert result.code == 0
+    assert all(len(line) <= 80 for line in result.stdout.splitlines())
 
 
 def test_cache_remove(cli: Cli, entries: list[str]) -> None:
@@ -117,6 +145,17 @@ def test_cache_remove(cli: Cli, entries: list[str]) -> None:
     assert value["freed_bytes"] > 0
     left = cli("cache", "list", "--json").json()["entries"]
     assert [entry["entry_id"] for entry in left] == [entries[1]]
+
+
+def test_removing_an_entry_removes_its_text_and_no_other(
+    cli: Cli, services: FakeServices, entries: list[str]
+) -> None:
+    records = services.home().records / "sources"
+    for name in ("mine", "orphaned", "other's"):
+        (records / name).mkdir(parents=True)
+    kept = dict(zip(entries, ("mine", "other's"), strict=True))
+    assert cli("cache", "remove", entries[0]).code == 0
+    assert sorted(p.name for p in records.iterdir()) == [kept[entries[1]]]
 
 
 @pytest.mark.usefixtures("entries")
@@ -156,4 +195,22 @@ def test_cache_verify_finds_a_damaged_page(
     damaged = {e["entry_id"]: e["damaged"] for e in result.json()["entries"]}
     assert result.code == 5
     assert damaged[entries[0]][0]["start"] == 0
-    assert f"{entries[0][:10]}  damaged" in cli("cache", "verify").stdout
+    result = cli("cache", "verify")
+    assert f"{entries[0][:10]}  damaged" in result.stdout
+    assert f"{entries[1][:10]}  not finished" in result.stdout
+    assert "`tsdoc cache repair` or the next question computes it again" in result.stderr
+
+
+def test_cache_repair_says_what_became_of_each_entry(
+    cli: Cli, services: FakeServices, entries: list[str]
+) -> None:
+    services.repaired = {entries[0]: Repaired(num_blocks=1, num_tokens=512)}
+    result = cli("cache", "repair", "--profile", "tiny")
+    assert result.code == 0
+    assert f"{entries[0][:10]}  repaired, 512 tokens computed again" in result.stdout
+    assert f"{entries[1][:10]}  not finished" in result.stdout
+    services.repaired = {entries[0]: Repaired(problem="the model is not on this disk")}
+    result = cli("cache", "repair", entries[0], "--json")
+    assert result.code == 5
+    assert result.json()["entries"][0]["problem"] == "the model is not on this disk"
+    assert "not repaired: the model is not" in cli("cache", "repair", entries[0]).stdout

@@ -140,6 +140,16 @@ def test_the_fingerprint_changes_with_content_names_and_options_only(tmp_path: P
     )
 
 
+def test_the_fingerprint_does_not_depend_on_the_order(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("a.txt", "b.txt")]
+    for path in paths:
+        path.write_text(f"{path.name}\n")
+    there = fingerprint_sources([str(p) for p in paths], IngestOptions())
+    back = fingerprint_sources([str(p) for p in reversed(paths)], IngestOptions())
+    assert there.digest == back.digest
+    assert there.names == tuple(reversed(back.names)) == ("a.txt", "b.txt")
+
+
 def test_the_fingerprint_sees_files_come_and_go(tmp_path: Path) -> None:
     root = make_tree(tmp_path / "r", {"a.txt": "1\n"})
     first = fingerprint_sources([str(root)], IngestOptions())

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 from dataclasses import replace
@@ -157,16 +158,29 @@ def test_records_used_least_recently_go_first(home: Home, byte_level: TextTokeni
     assert prune_records(home, max_bytes=0) == 2
 
 
-def test_what_interrupted_commands_left_is_removed_after_a_while(
+def test_what_interrupted_commands_left_is_removed_and_what_is_being_written_stays(
     home: Home, byte_level: TextTokenizer
 ) -> None:
     directory = _save(home, byte_level)
-    new, old = directory.with_name(".new"), directory.with_name(".old")
-    new.mkdir()
-    old.mkdir()
-    os.utime(old, (1000, 1000))
-    prune_records(home, max_bytes=1 << 30)
-    assert _names(home.records / "sources") == [".new", KEY]
+    for name in (".left", ".written", ".new"):
+        directory.with_name(name).mkdir()
+        if name != ".new":
+            os.utime(directory.with_name(name), (1000, 1000))
+    with directory.with_name(".written").joinpath("ids.npy").open("w"):
+        lock = os.open(directory.with_name(".written"), os.O_RDONLY)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        os.utime(directory.with_name(".written"), (1000, 1000))
+        prune_records(home, max_bytes=1 << 30)
+        os.close(lock)
+    assert _names(home.records / "sources") == [".new", ".written", KEY]
+
+
+def test_only_the_records_that_are_wanted_stay(home: Home, byte_level: TextTokenizer) -> None:
+    keys = [character * 64 for character in "abc"]
+    for key in keys:
+        _save(home, byte_level, key=key)
+    assert prune_records(home, max_bytes=1 << 30, keep=keys[1:]) == 1
+    assert _names(home.records / "sources") == keys[1:]
 
 
 def test_the_key_covers_everything_that_decides_a_prompt(

@@ -15,6 +15,7 @@ from tsdoc.errors import PartialInputError, ResourceError, UsageError
 from tsdoc.home import Home
 from tsdoc.ingest.options import IngestOptions
 from tsdoc.session import Answer, Session
+from tsdoc.store import Store
 
 Start = Callable[..., Session]
 QUESTION = "What does locker 7 hold?"
@@ -159,7 +160,7 @@ def test_neither_disk_nor_memory_is_one_clear_error(
     session = start(store={"enabled": False})
     free = psutil.virtual_memory()._replace(available=1000)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
-    with pytest.raises(ResourceError, match="GB free") as caught, session:
+    with pytest.raises(ResourceError, match=r"1\.0 kB free") as caught, session:
         session.prepare()
     assert caught.value.exit_code == 6
 
@@ -223,3 +224,71 @@ def test_a_question_restricted_to_parts_selects_only_there(start: Callable[..., 
         same = session.ask("Which item?", lambda text: None, allowed=[(200, 230), (230, 264)])
     assert whole.text == free.text
     assert part.text == same.text != free.text
+
+
+def cut_at_token(home: Home, at: int) -> Callable[[str], None]:
+    """Returns a reader of an answer that cuts the store's pages to a half once it has come far."""
+    seen: list[str] = []
+
+    def read(piece: str) -> None:
+        seen.append(piece)
+        if len(seen) == at:
+            for path in home.store.rglob("kv.bin"):
+                os.truncate(path, path.stat().st_size // 2)
+
+    return read
+
+
+def test_a_file_that_is_cut_during_an_answer_is_computed_again(start: Start, home: Home) -> None:
+    whole = ask(start())
+    reporter = Recorder()
+    with start(reporter) as session:
+        cut = session.ask(QUESTION, cut_at_token(home, 3))
+        again = session.ask(QUESTION, lambda text: None)
+    assert cut.text == again.text == whole.text
+    assert reporter.warnings[0][0] == "damaged_store"
+    assert "while in use; computing it again" in reporter.warnings[0][2]
+    assert cut.reused_tokens == 0
+    fresh = Recorder()
+    assert ask(start(fresh)).text == whole.text
+    assert fresh.warnings == []
+
+
+def test_a_file_that_is_cut_during_the_prefill_is_computed_again(start: Start, home: Home) -> None:
+    class Cutter(Recorder):
+        done = False
+
+        def advance(self, done: int) -> None:
+            if done >= 512 and not self.done and self.stages[-1] == "prefill":
+                self.done = True
+                (path,) = home.store.rglob("kv.bin")
+                os.truncate(path, 4096)
+
+    reporter = Cutter()
+    with start(reporter) as session:
+        answer = session.ask(QUESTION, lambda text: None)
+        assert session.prepare().kept
+    assert reporter.warnings[0][0] == "damaged_store"
+    assert answer.text == ask(start(store={"enabled": False})).text
+    assert len(list(home.store.rglob("kv.bin"))) == 1
+
+
+def test_sources_in_another_order_are_recognised(start: Start, tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("a.txt", "b.txt")]
+    for path in paths:
+        path.write_text(f"{path.name}\n{TEXT}", encoding="utf-8")
+    cold = ask(start(sources=[str(p) for p in paths]))
+    reporter = Recorder()
+    warm = ask(start(reporter, sources=[str(p) for p in reversed(paths)]))
+    assert warm.text == cold.text
+    assert 0 < warm.prompt_tokens - warm.reused_tokens < 40
+    assert any("read before as a.txt, b.txt" in note for note in reporter.notes)
+
+
+def test_an_entry_names_the_record_of_its_text(start: Start, home: Home) -> None:
+    with start() as session:
+        session.prepare()
+        (record,) = (home.records / "sources").iterdir()
+        assert record.name == session.record
+        entry = Store(home.store).list()[0]
+    assert entry.meta["record"] == record.name

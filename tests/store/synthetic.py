@@ -80,10 +80,10 @@ def prefill(writer, ids, shape=SHAPE, block=BLOCK, stop=None, on_block=None):
 
 def build(store, ids, key=KEY, shape=SHAPE, block=BLOCK, name="doc", meta=None):
     """Prefills and finishes; returns (entry, tokens reused)."""
-    with store.begin(key, shape, ids, prefill_block=block, name=name) as writer:
+    with store.begin(key, shape, ids, prefill_block=block, name=name, meta=meta) as writer:
         reused = writer.num_committed
         prefill(writer, ids, shape, block)
-        return writer.finish(meta or {}), reused
+        return writer.finish(), reused
 
 
 def read(holder, shape=SHAPE):
@@ -136,7 +136,7 @@ def main():
     with store.begin(KEY, SHAPE, ids, prefill_block=BLOCK, name="doc") as writer:
         say(start=writer.num_committed)
         prefill(writer, ids, on_block=on_block)
-        writer.finish({"sources": ["doc"]}).close()
+        writer.finish().close()
     say(done=True)
 
 

@@ -1,4 +1,6 @@
+import errno
 import json
+import os
 import random
 import shutil
 from pathlib import Path
@@ -17,7 +19,7 @@ from tests.store.synthetic import (
     prefill,
     read,
 )
-from tsdoc.errors import CorruptPageError, StoreError, StoreFormatError
+from tsdoc.errors import CorruptPageError, DamagedStoreError, StoreError, StoreFormatError
 from tsdoc.store import Store
 from tsdoc.store.files import write_json
 from tsdoc.store.key import FORMAT
@@ -48,7 +50,7 @@ def ask(store, ids=IDS):
     if entry is None:
         with store.begin(KEY, SHAPE, ids, prefill_block=BLOCK, name="doc") as writer:
             prefill(writer, ids)
-            entry = writer.finish({})
+            entry = writer.finish()
     with entry:
         repaired = heal(store, entry)
         assert np.array_equal(entry.ids, ids)
@@ -104,7 +106,7 @@ def test_a_committed_block_that_rots_before_a_resumed_run_is_repaired_through_th
             repair.commit(1024)
         piece.check_keys(0, 0, 1024)
         prefill(writer, IDS)
-        entry = writer.finish({})
+        entry = writer.finish()
     assert np.array_equal(read(entry), expected(IDS))
 
 
@@ -134,7 +136,7 @@ def test_a_repair_that_meets_an_earlier_bad_block_repairs_that_first(store, root
         prefill(writer, IDS, stop=1536)
         if not resumed:
             prefill(writer, IDS)
-            writer.finish({}).close()
+            writer.finish().close()
     flip(find(root, "kv.bin"), 100 * 16)
     flip(find(root, "kv.bin"), 1100 * 16)
     holder = (
@@ -157,7 +159,7 @@ def test_a_repair_that_meets_an_earlier_bad_block_repairs_that_first(store, root
             piece.check_keys(0, 0, 1536)
         if resumed:
             prefill(holder, IDS)
-            holder.finish({}).close()
+            holder.finish().close()
     assert ask(store) == []
 
 
@@ -384,3 +386,68 @@ def test_a_foreign_owner_is_refused(built, monkeypatch):
         Store(built).list()
     with pytest.raises(StoreError, match="another user"):
         build(Store(built), IDS)
+
+
+def test_a_page_that_the_disk_cannot_read_is_named_and_computed_again(store, built, monkeypatch):
+    real_read, real_write = os.pread, os.pwrite
+    bad = set(range(32_768 * 2 + 600 * 16, 32_768 * 2 + 900 * 16))  # K of layer 1
+    monkeypatch.setattr(os, "pread", reading_without(bad, real_read))
+    monkeypatch.setattr(os, "pwrite", writing_mends(bad, real_write))
+    with store.open(KEY, IDS) as entry:
+        entry.pieces[0].check_keys(0, 0, 1900)
+        with pytest.raises(CorruptPageError, match=r"layer 1 \(K\) cannot be read") as caught:
+            entry.pieces[0].check_keys(1, 0, 1900)
+    assert (caught.value.start, caught.value.end) == (512, 1024)
+    assert ask(store) == [(512, 1024)]
+    assert not bad
+    assert ask(Store(built)) == []
+
+
+def reading_without(bad, real):
+    def pread(fd, size, offset):
+        if bad & set(range(offset, offset + size)):
+            raise OSError(errno.EIO, "Input/output error")
+        return real(fd, size, offset)
+
+    return pread
+
+
+def writing_mends(bad, real):
+    def pwrite(fd, data, offset):
+        written = real(fd, data, offset)
+        bad.difference_update(range(offset, offset + written))
+        return written
+
+    return pwrite
+
+
+@pytest.mark.parametrize("size", [0, 4096, 32_768 * 4 - 1])
+def test_a_file_that_is_cut_while_it_is_open_is_an_error_before_each_use(store, built, size):
+    path = find(built, "kv.bin")
+    with store.open(KEY, IDS) as entry:
+        read(entry)
+        os.truncate(path, size)
+        for check in (
+            lambda: entry.pieces[0].check_keys(0, 0, 10),
+            lambda: entry.pieces[0].check_values(1, np.array([1, 1899])),
+        ):
+            with pytest.raises(DamagedStoreError, match="was cut to"):
+                check()
+    assert ask(store) == []  # computed as a new segment
+
+
+def test_a_file_that_is_cut_while_it_is_written_is_not_committed(store, root):
+    with store.begin(KEY, SHAPE, IDS, prefill_block=BLOCK, name="doc") as writer:
+        prefill(writer, IDS, stop=512)
+        os.truncate(find(root, "kv.bin"), 40_000)
+        with pytest.raises(DamagedStoreError, match="was cut to"):
+            writer.commit(1024)
+    ask(store)
+    assert len(list(root.rglob("kv.bin"))) == 1
+
+
+def test_what_is_passed_over_is_said_with_what_follows(store, built, warnings):
+    flip(find(built, "tokens.bin"), 8)
+    ask(store)
+    assert warnings
+    assert all("computed again when needed" in message for _, _, message in warnings)

@@ -96,6 +96,14 @@ def test_opening_counts_as_use(store, root):
     assert set(named(store)) == {"a"}
 
 
+def test_verifying_does_not_count_as_use(store, root):
+    size = several(store, root, "a", "b", "c")
+    for entry in store.list():
+        with store.load(entry.entry_id) as opened:
+            store.verify(opened)
+    assert [e.name for e in store.prune(size + 100)] == ["a", "b"]
+
+
 def test_entries_in_use_and_kept_entries_stay(store, root):
     several(store, root, "a", "b", "c")
     with store.open(KEY, make_ids(1000, seed=0)):
@@ -207,3 +215,24 @@ def test_directories_with_names_of_ours_but_foreign_content_stay(store, root):
     build(store, make_ids(500, seed=3))[0].close()
     assert [p.name for p in foreign.iterdir()] == ["photo.jpg"]
     assert "damaged" not in {e.status for e in store.list()}
+
+
+def test_a_prefill_that_committed_nothing_leaves_nothing(store, root):
+    with store.begin(KEY, SHAPE, make_ids(1000), prefill_block=BLOCK, name="doc"):
+        assert len(store.list()) == 1
+    assert [p.name for p in root.rglob("*")] == ["store.lock"]
+
+
+def test_what_a_killed_prefill_reserved_is_given_back_by_the_next_change(store, root):
+    ids = make_ids(1000)
+    build(store, ids, name="parent")[0].close()
+    child = np.concatenate([ids[:640], make_ids(3000, seed=1)])
+    writer = store.begin(KEY, SHAPE, child, prefill_block=BLOCK, name="killed")
+    store.prune()
+    assert "killed" in named(store)  # its locks are held
+    for lock in [*writer._locks, writer._own]:  # as death does it
+        (lock.release if hasattr(lock, "release") else lock.close)()
+    assert named(store)["killed"].committed_tokens == 640
+    store.prune()
+    assert set(named(store)) == {"parent"}
+    assert len(list(root.rglob("kv.bin"))) == 1

@@ -75,7 +75,7 @@ def test_committed_blocks_of_an_unfinished_document_are_reused(store):
         entry, reused = build(store, second)
         assert reused == 1024
         prefill(writer, first)
-        writer.finish({})
+        writer.finish()
     assert np.array_equal(read(entry), expected(second))
 
 

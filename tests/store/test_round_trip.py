@@ -59,7 +59,7 @@ def test_a_finished_entry_is_found_complete_with_its_partial_last_chunk(store):
     with store.begin(KEY, SHAPE, ids, prefill_block=BLOCK, name="doc") as writer:
         assert (writer.num_committed, writer.complete) == (777, True)
         assert np.array_equal(read(writer), expected(ids))
-        entry = writer.finish({})
+        entry = writer.finish()
     assert np.array_equal(read(entry), expected(ids))
 
 
@@ -118,7 +118,7 @@ def test_a_block_must_end_where_blocks_end(store):
             with pytest.raises(ValueError, match="end"):
                 writer.commit(end)
         with pytest.raises(ValueError, match="0 of 1000"):
-            writer.finish({})
+            writer.finish()
 
 
 def test_prefill_block_must_hold_whole_chunks_and_pages(store):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from tsdoc.cli.options import Reading
@@ -11,7 +12,7 @@ from tsdoc.cli.run import Run
 
 if TYPE_CHECKING:
     from tsdoc.ingest.document import Document
-    from tsdoc.session import Answer, Session
+    from tsdoc.session import Answer, Prepared, Session
     from tsdoc.settings import Settings
 
 LONG_PREFILL_S = 60.0  # worth saying that the next question does not take as long
@@ -91,8 +92,18 @@ def session_json(session: Session, answers: Sequence[Answer]) -> dict[str, objec
         "computed_tokens": prepared.computed_tokens,
         "kept": prepared.kept,
         "entry": prepared.entry_id,
+        **prefill_json(prepared),
         "times_s": dict(prepared.times_s),
         "answers": [answer_json(answer) for answer in answers],
+    }
+
+
+def prefill_json(prepared: Prepared) -> dict[str, object]:
+    """Returns what the prefill was expected to take, and what it took."""
+    outcome = prepared.outcome
+    return {
+        "estimate": asdict(prepared.estimate),
+        "outcome": asdict(outcome) if outcome is not None else None,
     }
 
 

@@ -6,7 +6,14 @@ from typing import Annotated
 
 import typer
 
-from tsdoc.cli.answering import answer_all, document_json, model_json, open_sources, session_json
+from tsdoc.cli.answering import (
+    answer_all,
+    document_json,
+    model_json,
+    open_sources,
+    prefill_json,
+    session_json,
+)
 from tsdoc.cli.arguments import parse_request, require_sources
 from tsdoc.cli.command import command
 from tsdoc.cli.options import Engine, Model, Reading, Sampling, Sources, Tuning
@@ -109,8 +116,8 @@ def ingest(
     with open_sources(
         run, settings=settings, sources=sources or [], reading=reading, offline=model.offline
     ) as session:
-        estimate = session.estimate()
         prepared = session.prepare(must_keep=settings.store.enabled)
+        kv_bytes = prepared.estimate.kv_bytes
         if run.output.json:
             run.answer(
                 {
@@ -121,7 +128,8 @@ def ingest(
                     "computed_tokens": prepared.computed_tokens,
                     "kept": prepared.kept,
                     "entry": prepared.entry_id,
-                    "kv_bytes": estimate.kv_bytes,
+                    "kv_bytes": kv_bytes,
+                    **prefill_json(prepared),
                     "times_s": dict(prepared.times_s),
                 }
             )
@@ -129,7 +137,7 @@ def ingest(
         kept = f"kept as {prepared.entry_id}" if prepared.kept else "not kept"
         cost = ""
         if prepared.computed_tokens:
-            size, seconds = amount(estimate.kv_bytes, "bytes"), sum(prepared.times_s.values())
+            size, seconds = amount(kv_bytes, "bytes"), sum(prepared.times_s.values())
             cost = f" ({size}, {duration(seconds)})"
         run.terminal.line(
             f"{session.document.name}: {prepared.prompt_tokens:,} tokens, "

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tsdoc.cli.command import command
-from tsdoc.cli.options import Tuning
+from tsdoc.cli.options import Model, Tuning
 from tsdoc.cli.reporter import amount, duration
 from tsdoc.cli.run import Run
 from tsdoc.errors import StoreError, UsageError
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tsdoc.store.store import Store
 
 ID_SHOWN = 10
+REPAIR = "`tsdoc cache repair` or the next question computes it again"
 
 Ids = Annotated[
     list[str] | None,
@@ -76,17 +77,31 @@ def add_commands(app: typer.Typer) -> None:
         usage="[ID...] [OPTIONS]",
         examples=[("Read every page and check it", "tsdoc cache verify")],
     )(cache_verify)
+    command(
+        group,
+        name="repair",
+        usage="[ID...] [OPTIONS]",
+        examples=[("Compute again what is damaged", "tsdoc cache repair")],
+    )(cache_repair)
 
 
 def cache_list(run: Run) -> None:
-    """List what is kept, last used first."""
-    entries = open_store(run).list()
+    """List what is kept, last used first.
+
+    "To redo" is what it takes to compute an entry again once it was removed, as far as this machine
+    was measured.
+    """
+    store = open_store(run)
+    entries = store.list()
+    rates = run.services.prefill_rates(run.services.home())
+    num_bytes, budget = store.num_bytes(), store.budget()
     if run.output.json:
         run.answer(
             {
                 "path": str(run.services.home().store),
-                "bytes": sum(entry.exclusive_bytes for entry in entries),
-                "entries": [entry_json(entry) for entry in entries],
+                "bytes": num_bytes,
+                "budget_bytes": budget,
+                "entries": [entry_json(entry, rates) for entry in entries],
             }
         )
         return
@@ -101,7 +116,8 @@ def cache_list(run: Run) -> None:
             f"{entry.num_tokens:,}",
             amount(entry.num_bytes, "bytes"),
             status(entry),
-            f"{duration(max(0.0, time.time() - entry.last_used))} ago",
+            age(entry.last_used),
+            redo(entry, rates),
             entry.name,
         )
         for entry in entries
@@ -112,22 +128,38 @@ def cache_list(run: Run) -> None:
         Column(title="size", right=True),
         Column(title="status"),
         Column(title="last used"),
+        Column(title="to redo", right=True),
         Column(title="document", shrinks=True),
     ]
     run.terminal.table(columns, rows)
+    held, limit = amount(num_bytes, "bytes"), amount(budget, "bytes")
+    run.reporter.note(f"{count(entries)}, {held}; the budget is {limit}")
 
 
 def cache_show(run: Run, entry_id: EntryId) -> None:
     """Show everything that is known of one entry."""
     (entry,) = find_entries(open_store(run), [entry_id])
+    rates = run.services.prefill_rates(run.services.home())
     if run.output.json:
-        run.answer(entry_json(entry))
+        run.answer(entry_json(entry, rates))
         return
     from tsdoc.cli.tables import Column
 
-    values = {**entry_json(entry), **{f"model.{k}": v for k, v in entry.model.items()}}
-    values = {key: value for key, value in values.items() if key not in ("model", "meta")}
-    rows = [(key, str(value)) for key, value in values.items()]
+    size, own = (amount(n, "bytes") for n in (entry.num_bytes, entry.exclusive_bytes))
+    rows = [
+        ("id", entry.entry_id),
+        ("document", entry.name),
+        ("status", status(entry) + (f": {entry.problem}" if entry.problem else "")),
+        ("tokens", f"{entry.num_tokens:,}, of which {entry.committed_tokens:,} are computed"),
+        ("size", f"{size}; removing it frees {own}"),
+        ("to redo", redo(entry, rates)),
+        ("created", f"{date(entry.created)}, {age(entry.created)}"),
+        ("last used", f"{date(entry.last_used)}, {age(entry.last_used)}"),
+        ("model", str(entry.meta.get("model", "unknown"))),
+        *(("file", name) for name in entry.sources),
+        ("model key", entry.model_key),
+        *((f"  {key}", str(value)) for key, value in sorted(entry.model.items())),
+    ]
     run.terminal.table([Column(title="key"), Column(title="value", shrinks=True)], rows)
 
 
@@ -142,13 +174,13 @@ def cache_remove(run: Run, entry_ids: Ids = None, everything: All = False) -> No
     freed = 0
     if entries and (not everything or confirm_all(run, entries)):
         freed = store.remove([entry.entry_id for entry in entries])
-        run.services.remove_records(run.services.home())
+        remove_orphaned_records(run, store)
     else:
         entries = []
     if run.output.json:
         run.answer({"removed": [entry.entry_id for entry in entries], "freed_bytes": freed})
     else:
-        run.terminal.line(f"removed {len(entries)} entries, {amount(freed, 'bytes')}")
+        run.terminal.line(f"removed {count(entries)}, {amount(freed, 'bytes')}")
 
 
 def cache_prune(run: Run, max_bytes: MaxBytes = None, *, tuning: Tuning) -> None:
@@ -156,11 +188,15 @@ def cache_prune(run: Run, max_bytes: MaxBytes = None, *, tuning: Tuning) -> None
     settings = run.settings(tuning).settings
     store = open_store(run, max_bytes=settings.store.max_bytes)
     gone = store.prune(max_bytes)
+    remove_orphaned_records(run, store)
     freed = sum(entry.exclusive_bytes for entry in gone)
+    rates = run.services.prefill_rates(run.services.home())
     if run.output.json:
-        run.answer({"removed": [entry_json(entry) for entry in gone], "freed_bytes": freed})
-    else:
-        run.terminal.line(f"removed {len(gone)} entries, {amount(freed, 'bytes')}")
+        run.answer({"removed": [entry_json(entry, rates) for entry in gone], "freed_bytes": freed})
+        return
+    for entry in gone:
+        run.terminal.line(f"{entry.entry_id[:ID_SHOWN]}  {entry.name}")
+    run.terminal.line(f"removed {count(gone)}, {amount(freed, 'bytes')}")
 
 
 def cache_verify(run: Run, entry_ids: Ids = None) -> None:
@@ -176,7 +212,9 @@ def cache_verify(run: Run, entry_ids: Ids = None) -> None:
     else:
         for entry, result in zip(entries, results, strict=True):
             state = "damaged" if result["damaged"] or result["problem"] else "ok"
-            run.terminal.line(f"{entry.entry_id[:ID_SHOWN]}  {state}  {entry.name}")
+            if entry.status == "incomplete":
+                state = "not finished"
+            run.terminal.line(f"{entry.entry_id[:ID_SHOWN]}  {state:<12}  {entry.name}")
     if any(result["damaged"] or result["problem"] for result in results):
         raise typer.Exit(StoreError.exit_code)
 
@@ -196,16 +234,44 @@ def verify_entry(run: Run, store: Store, entry: EntryInfo) -> dict[str, object]:
         finally:
             run.reporter.finish()
     for block in damaged:
-        message = f"tokens {block['start']}-{block['end']} are damaged"
+        message = f"tokens {block['start']}-{block['end']} are damaged; {REPAIR}"
         run.reporter.warn("damaged_block", str(block["where"]), message)
     if problem:
-        run.reporter.warn("damaged_entry", entry.entry_id[:ID_SHOWN], problem)
+        run.reporter.warn("damaged_entry", entry.entry_id[:ID_SHOWN], f"{problem}; {REPAIR}")
     return {
         "entry_id": entry.entry_id,
         "status": entry.status,
         "damaged": damaged,
         "problem": problem or None,
     }
+
+
+def cache_repair(run: Run, entry_ids: Ids = None, *, model: Model, tuning: Tuning) -> None:
+    """Read every page that is kept and compute what is damaged again; exit code 5 if not all is.
+
+    It needs the model that computed an entry, on this disk, and no source.
+    """
+    settings = run.settings(tuning, model=model).settings
+    store = open_store(run, max_bytes=settings.store.max_bytes)
+    entries = find_entries(store, entry_ids) if entry_ids else store.list()
+    home = run.services.home()
+    repairer = run.services.repairer(
+        settings=settings, home=home, store=store, reporter=run.reporter
+    )
+    results = [(entry, repairer.repair(entry)) for entry in entries]
+    if run.output.json:
+        fields = [{"entry_id": e.entry_id, "status": e.status, **asdict(r)} for e, r in results]
+        run.answer({"entries": fields})
+    else:
+        for entry, result in results:
+            state = "ok" if entry.status != "incomplete" else "not finished"
+            if result.problem is not None:
+                state = f"not repaired: {result.problem}"
+            elif result.num_tokens:
+                state = f"repaired, {result.num_tokens:,} tokens computed again"
+            run.terminal.line(f"{entry.entry_id[:ID_SHOWN]}  {state:<12}  {entry.name}")
+    if any(result.problem is not None for _, result in results):
+        raise typer.Exit(StoreError.exit_code)
 
 
 def open_store(run: Run, *, max_bytes: int | None = None) -> Store:
@@ -236,6 +302,12 @@ def find_entries(store: Store, prefixes: Sequence[str]) -> list[EntryInfo]:
     return list(found.values())
 
 
+def remove_orphaned_records(run: Run, store: Store) -> None:
+    """Removes the text that was read for entries which are gone."""
+    kept = {str(entry.meta.get("record")) for entry in store.list()}
+    run.services.remove_records(run.services.home(), kept)
+
+
 def confirm_all(run: Run, entries: Sequence[EntryInfo]) -> bool:
     """Asks before everything is removed."""
     size = amount(sum(entry.exclusive_bytes for entry in entries), "bytes")
@@ -244,11 +316,44 @@ def confirm_all(run: Run, entries: Sequence[EntryInfo]) -> bool:
 
 def status(entry: EntryInfo) -> str:
     """Returns the status in words, with how far an incomplete entry is."""
+    state: str = entry.status
     if entry.status == "incomplete" and entry.num_tokens:
-        return f"incomplete, {100 * entry.committed_tokens // entry.num_tokens} %"
-    return f"{entry.status}{', in use' if entry.in_use else ''}"
+        state = f"{100 * entry.committed_tokens // entry.num_tokens} % done"
+    return f"{state}, in use" if entry.in_use else state
 
 
-def entry_json(entry: EntryInfo) -> dict[str, object]:
+def count(entries: Sequence[EntryInfo]) -> str:
+    """Returns "1 entry" or "3 entries"."""
+    return "1 entry" if len(entries) == 1 else f"{len(entries)} entries"
+
+
+def age(since: float) -> str:
+    """Returns how long ago a moment (seconds since the epoch) was: "8 s ago", "3 days ago"."""
+    seconds = max(0.0, time.time() - since)
+    if seconds < 2 * 86_400:
+        return f"{duration(seconds)} ago" if seconds < 5400 else f"{seconds / 3600:.0f} h ago"
+    return f"{seconds / 86_400:.0f} days ago"
+
+
+def date(moment: float) -> str:
+    """Returns a moment (seconds since the epoch) as local date and time."""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(moment))
+
+
+def redo_s(entry: EntryInfo, rates: Mapping[str, float]) -> float | None:
+    """Returns how long the tokens would take that removing the entry loses; None if unknown."""
+    rate = rates.get(entry.model_key)
+    if rate is None or not entry.num_bytes:
+        return None
+    return entry.committed_tokens * entry.exclusive_bytes / entry.num_bytes / rate
+
+
+def redo(entry: EntryInfo, rates: Mapping[str, float]) -> str:
+    """Returns `redo_s` in words."""
+    seconds = redo_s(entry, rates)
+    return "?" if seconds is None else duration(seconds)
+
+
+def entry_json(entry: EntryInfo, rates: Mapping[str, float]) -> dict[str, object]:
     """Returns one entry as JSON."""
-    return asdict(entry)
+    return {**asdict(entry), "redo_s": redo_s(entry, rates)}

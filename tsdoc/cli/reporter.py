@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tsdoc.cli.console import Terminal
-from tsdoc.terminal import visible_line
+from tsdoc.terminal import format_bytes, format_duration, visible_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -198,12 +198,7 @@ class ConsoleReporter:
 
 def amount(value: int, unit: str) -> str:
     """Returns a number as people read it: bytes in kB, MB or GB, all else with thousands marked."""
-    if unit != "bytes":
-        return f"{value:,}"
-    for scale, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
-        if value >= scale:
-            return f"{value / scale:,.1f} {name}"
-    return f"{value} B"
+    return format_bytes(value) if unit == "bytes" else f"{value:,}"
 
 
 def quantity(value: int, unit: str) -> str:
@@ -211,9 +206,4 @@ def quantity(value: int, unit: str) -> str:
     return amount(value, unit) if unit == "bytes" else f"{value:,} {unit}"
 
 
-def duration(seconds: float) -> str:
-    """Returns a time of this magnitude: "8 s", "7 min", "1 h 20 min"."""
-    if seconds < 90:
-        return f"{round(seconds)} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
+duration = format_duration

@@ -7,7 +7,7 @@ hand in an object of their own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tsdoc.session import Conversation, Session
     from tsdoc.session.kept import KeptConversation
     from tsdoc.session.parts import By, Part
+    from tsdoc.session.repairing import Repairer
     from tsdoc.session.summary import Length, Summarizer
     from tsdoc.settings import Settings
     from tsdoc.store.store import Store
@@ -272,11 +273,25 @@ class Services:
 
         return Store(home.store, max_bytes=max_bytes, on_warning=reporter.warn)
 
-    def remove_records(self, home: Home) -> None:
-        """Removes the source records, which hold the text of documents."""
-        from tsdoc.prompt.record import prune_records
+    def prefill_rates(self, home: Home) -> dict[str, float]:
+        """Returns tokens per second by model key, as this machine was measured to compute them."""
+        from tsdoc.session.calibration import read_rates
 
-        prune_records(home, max_bytes=0)
+        return read_rates(home)
+
+    def repairer(
+        self, *, settings: Settings, home: Home, store: Store, reporter: Reporter
+    ) -> Repairer:
+        """Returns what computes damaged entries again; see `tsdoc.session.repairing`."""
+        from tsdoc.session.repairing import Repairer
+
+        return Repairer(settings=settings, home=home, store=store, reporter=reporter)
+
+    def remove_records(self, home: Home, keep: Collection[str]) -> None:
+        """Removes source records, which hold the text of documents, except those of these keys."""
+        from tsdoc.prompt.record import MAX_RECORD_BYTES, prune_records
+
+        prune_records(home, max_bytes=MAX_RECORD_BYTES, keep=keep)
 
 
 def _find_model(home: Home, source: str, gguf_sha256: str | None) -> Path | None:

@@ -51,12 +51,14 @@ class SourceFingerprint:
     """What decides the text of a set of sources.
 
     Attributes:
-        digest: Hex digest over reader version, options, and name and content hash of every file
-            in reading order, with what was left out and why.
+        digest: Hex digest over reader version, options, and name and content hash of every file,
+            with what was left out and why; the order does not matter.
+        names: Names of the files in the order they would be read in.
         num_bytes: Bytes that were hashed.
     """
 
     digest: str
+    names: tuple[str, ...]
     num_bytes: int
 
 
@@ -113,14 +115,16 @@ def fingerprint_sources(sources: Sequence[str], options: IngestOptions) -> Sourc
     for hidden in ("password", "strict"):
         del asked[hidden]
     _feed(digest, [READER_VERSION, asked])
+    parts = [[entry.name, entry.reason] for entry in gathered.skipped]
     for item in gathered.items:
         with item.open() as file:
             content, size = _hash(file)
         num_bytes += size
-        _feed(digest, [item.name, item.kind, content])
-    for entry in gathered.skipped:
-        _feed(digest, [entry.name, entry.reason])
-    return SourceFingerprint(digest=digest.hexdigest(), num_bytes=num_bytes)
+        parts.append([item.name, item.kind, content])
+    for part in sorted(parts):
+        _feed(digest, part)
+    names = tuple(item.name for item in gathered.items)
+    return SourceFingerprint(digest=digest.hexdigest(), names=names, num_bytes=num_bytes)
 
 
 def check_complete(document: Document) -> None:

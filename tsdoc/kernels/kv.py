@@ -38,8 +38,12 @@ class KVPiece(Protocol):
     def check_keys(self, layer: int, start: int, end: int) -> None:
         """Checks the KV pages of K that hold positions [start, end), once per process.
 
+        Pages that are being written are left out. That their memory is still there is looked at
+        every time, so this comes before every use of a piece.
+
         Raises:
             CorruptPageError: a page does not match its checksum.
+            DamagedStoreError: the file behind it was cut.
         """
 
     def check_values(self, layer: int, positions: npt.NDArray[np.int64]) -> None:

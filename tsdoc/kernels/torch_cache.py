@@ -129,6 +129,7 @@ class TorchCache:
         for piece, first, last in self._covering(start, end):
             inside = slice(first - piece.start, last - piece.start)
             outside = slice(first - start, last - start)
+            piece.check_keys(layer, first, last)  # not what is written now, but that there is room
             keys, values = self._rows(piece, layer)
             keys[inside], values[inside] = k[outside], v[outside]
 

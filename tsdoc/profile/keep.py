@@ -122,7 +122,7 @@ def measure_keep(bench: Bench, root: Path, on_block: Callable[[int], None]) -> K
         finally:
             for _, saved in pending:
                 saved.abandon()
-        writer.finish({}).close()
+        writer.finish().close()
     write_s = time.perf_counter() - begun
     begun = time.perf_counter()
     entry = store.open(key, ids)

@@ -22,6 +22,7 @@ import secrets
 import shutil
 import stat
 import time
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,7 +44,7 @@ MAX_RECORD_BYTES = 2 << 30
 """Records that were not used for longest are removed beyond this, all records together."""
 
 _TABLE, _TEXT, _IDS = "record.json", "text.utf8", "ids.npy"
-_ABANDONED_S = 3600.0
+_ABANDONED_S = 1.0  # between making a directory and locking it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +86,9 @@ def save_record(home: Home, key: str, document: Document, prompt: Prompt) -> Non
     temporary = records / f".{key}.{secrets.token_hex(8)}"
     try:
         temporary.mkdir(mode=0o700)
-        _write(temporary, document, prompt)
-        _put_in_place(temporary, records / key)
+        with _locked(temporary):
+            _write(temporary, document, prompt)
+            _put_in_place(temporary, records / key)
         prune_records(home, max_bytes=MAX_RECORD_BYTES)
     except OSError as error:
         raise StoreError(f"cannot be written ({error.strerror})", where=str(records)) from error
@@ -115,10 +117,15 @@ def load_record(home: Home, key: str) -> SourceRecord | None:
     return SourceRecord(document=document, prompt=prompt)
 
 
-def prune_records(home: Home, *, max_bytes: int) -> int:
+def prune_records(home: Home, *, max_bytes: int, keep: Collection[str] | None = None) -> int:
     """Removes the records used least recently until the rest take `max_bytes` at most.
 
     Also removes what interrupted commands left behind.
+
+    Args:
+        home: Where they lie.
+        max_bytes: What they may take together.
+        keep: Keys of the records that are still wanted; None is all.
 
     Returns:
         The number of records removed.
@@ -129,18 +136,44 @@ def prune_records(home: Home, *, max_bytes: int) -> int:
             last_used = directory.lstat().st_mtime
             if not directory.name.startswith("."):
                 size = sum(file.lstat().st_size for file in directory.iterdir())
-                found.append((last_used, size, directory))
-            elif time.time() - last_used > _ABANDONED_S:
+                unwanted = keep is not None and directory.name not in keep
+                found.append((not unwanted, last_used, size, directory))
+            elif time.time() - last_used > _ABANDONED_S and _is_abandoned(directory):
                 shutil.rmtree(directory, ignore_errors=True)
-    total = sum(size for _, size, _ in found)
+    total = sum(size for _, _, size, _ in found)
     num_removed = 0
-    for _, size, directory in sorted(found):
-        if total <= max_bytes:
+    for wanted, _, size, directory in sorted(found):
+        if wanted and total <= max_bytes:
             break
         shutil.rmtree(directory, ignore_errors=True)
         total -= size
         num_removed += 1
     return num_removed
+
+
+@contextlib.contextmanager
+def _locked(directory: Path) -> Iterator[bool]:
+    """Marks a directory as being written; the mark dies with its process.
+
+    Yields whether it is this process's: False where another one holds it.
+    """
+    import fcntl
+
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(fd)
+
+
+def _is_abandoned(directory: Path) -> bool:
+    with _locked(directory) as free:
+        return free
 
 
 def _write(directory: Path, document: Document, prompt: Prompt) -> None:

@@ -9,7 +9,15 @@ summary        a document, or its parts one by one, in a few sentences with thei
 
 from tsdoc.session.conversation import Conversation
 from tsdoc.session.opening import open_session
-from tsdoc.session.results import Answer, Estimate, Prepared
+from tsdoc.session.results import Answer, Estimate, Outcome, Prepared
 from tsdoc.session.session import Session
 
-__all__ = ["Answer", "Conversation", "Estimate", "Prepared", "Session", "open_session"]
+__all__ = [
+    "Answer",
+    "Conversation",
+    "Estimate",
+    "Outcome",
+    "Prepared",
+    "Session",
+    "open_session",
+]

@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING
 
 from tsdoc.errors import ResourceError
 from tsdoc.kernels.devices import Device
+from tsdoc.models.config import ModelConfig
 from tsdoc.models.locate import LocatedModel
 from tsdoc.models.weights import open_weights
-from tsdoc.settings import EngineSettings
+from tsdoc.settings import EngineSettings, SelectionSettings
+from tsdoc.store.key import KVShape
 
 if TYPE_CHECKING:
     import torch
 
     from tsdoc.engine.decoder import DecoderPart
+    from tsdoc.engine.engine import Engine
     from tsdoc.kernels.interface import Backend
     from tsdoc.models.config import ModelConfig
 
@@ -114,6 +117,40 @@ def _load(
         torch.set_num_threads(settings.threads)
     decoder = Decoder(config, weights, dtype)
     return LoadedModel(decoder=decoder, backend=TorchBackend(num_kv_heads=config.num_kv_heads))
+
+
+def build_engine(
+    loaded: LoadedModel,
+    selection: SelectionSettings,
+    *,
+    max_tokens: int,
+    question_chunk_size: int,
+) -> Engine:
+    """Returns an engine for prompts, with question and answer, of up to `max_tokens`.
+
+    Raises:
+        UsageError: the selection settings do not fit the model's window.
+    """
+    from tsdoc.engine.engine import Engine
+    from tsdoc.kernels.selection import SelectionConfig
+
+    return Engine(
+        loaded.decoder,
+        SelectionConfig(**selection.model_dump()),
+        max_tokens=max_tokens,
+        question_chunk_size=question_chunk_size,
+        backend=loaded.backend,
+    )
+
+
+def kv_shape(config: ModelConfig, kv_dtype: str) -> KVShape:
+    """Returns the shape of a model's K and V."""
+    return KVShape(
+        num_layers=config.num_layers,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        kv_dtype=kv_dtype,
+    )
 
 
 def _load_on_cuda(

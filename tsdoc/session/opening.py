@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from tsdoc.errors import StoreError
 from tsdoc.home import Home
+from tsdoc.ingest.document import Document
 from tsdoc.ingest.options import IngestOptions
 from tsdoc.ingest.sources import check_complete, fingerprint_sources, read_sources
 from tsdoc.kernels.devices import device_bytes
@@ -20,6 +21,8 @@ from tsdoc.prompt.tokenizer import TextTokenizer
 from tsdoc.session.limits import check_length
 from tsdoc.session.session import Session
 from tsdoc.settings import Settings
+
+ORDER_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +94,7 @@ def open_session(
         if settings.store.enabled and unchanged:
             _save(home, key, record, reporter)
     document, prompt = record.document, record.prompt
+    _say_order(document, fingerprint.names, reporter)
     for warning in document.warnings:
         reporter.warn(warning.code, warning.where, warning.message)
     if ingest.strict:
@@ -107,6 +111,7 @@ def open_session(
         prompt=prompt,
         warnings=list(document.warnings),
         times_s=times,
+        record=key,
     )
 
 
@@ -136,6 +141,14 @@ def _read(
     reporter.finish()
     times["tokenise"] = time.perf_counter() - begun
     return SourceRecord(document=document, prompt=prompt)
+
+
+def _say_order(document: Document, asked: Sequence[str], reporter: Reporter) -> None:
+    """Says so when the sources were read before, in another order than they are named in now."""
+    read = [file.name for file in document.files]
+    if set(read) <= set(asked) and read != [name for name in asked if name in set(read)]:
+        shown = ", ".join(read[:ORDER_SHOWN]) + (", …" if len(read) > ORDER_SHOWN else "")
+        reporter.note(f"these sources were read before as {shown}; that order is kept")
 
 
 def _save(home: Home, key: str, record: SourceRecord, reporter: Reporter) -> None:

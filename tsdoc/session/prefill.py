@@ -7,17 +7,27 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tsdoc.errors import CorruptPageError, ResourceError, StoreError, TsdocError
+from tsdoc.errors import (
+    CorruptPageError,
+    DamagedStoreError,
+    ResourceError,
+    StoreError,
+    TsdocError,
+)
 from tsdoc.kernels.kv import KVPiece, MemoryPiece
 from tsdoc.progress import Reporter
 from tsdoc.prompt.tokenizer import Ids
+from tsdoc.session.calibration import Calibration
+from tsdoc.session.forecast import Forecast
+from tsdoc.session.results import Estimate, Outcome
+from tsdoc.store.files import free_bytes
 from tsdoc.store.key import KVShape, ModelKey
+from tsdoc.terminal import format_bytes
 
 if TYPE_CHECKING:
     from tsdoc.engine.engine import Engine
     from tsdoc.store import Entry, Store, Writer
 
-LONG_PREFILL_S = 60.0
 MEMORY_SHARE = 0.8  # of the free memory that K and V may take where there is no store
 
 
@@ -28,13 +38,15 @@ class PromptKV:
     Attributes:
         pieces: Cover [0, num_tokens).
         entry: The store's entry they belong to; None when they are only in memory.
-        reused_tokens: Tokens that were in the store before.
-        prefill_s: Seconds spent on the rest.
+        estimate: What was expected of the prefill; it knows what was in the store before.
+        outcome: What the prefill took; None where there was nothing to compute.
+        prefill_s: Seconds until all was there, with loading the model and waiting for others.
     """
 
     pieces: tuple[KVPiece, ...]
     entry: Entry | None
-    reused_tokens: int
+    estimate: Estimate
+    outcome: Outcome | None
     prefill_s: float
 
 
@@ -46,6 +58,7 @@ class Prefill:
         store: Where they are kept; None keeps nothing.
         make_engine: Loads the model when it is needed, for prompts of that many tokens.
         meta: Kept with the entry.
+        calibration: Knows what prefills took before.
     """
 
     store: Store | None
@@ -56,12 +69,27 @@ class Prefill:
     name: str
     meta: dict[str, Any]
     make_engine: Callable[[int], Engine]
+    calibration: Calibration
     reporter: Reporter
 
     @property
     def bytes_per_token(self) -> int:
         """Bytes of K and V of one token over all layers."""
         return 2 * self.shape.num_layers * self.shape.row_bytes
+
+    def estimate(self, reused_tokens: int) -> Estimate:
+        """What the prefill will cost where `reused_tokens` need not be computed."""
+        num_tokens = len(self.ids) - reused_tokens
+        measured = self.calibration.read()
+        return Estimate(
+            prompt_tokens=len(self.ids),
+            reused_tokens=reused_tokens,
+            prefill_tokens=num_tokens,
+            prefill_s=num_tokens / measured.tokens_per_s if measured is not None else None,
+            kv_bytes=num_tokens * self.bytes_per_token,
+            free_disk_bytes=free_bytes(self.calibration.home.store),
+            memory_bytes=measured.memory_bytes if measured is not None else None,
+        )
 
     def run(self, *, must_keep: bool = False) -> PromptKV:
         """Opens, resumes or computes K and V.
@@ -78,9 +106,19 @@ class Prefill:
             return self._into_memory()
         entry = self.store.open(self.key, self.ids)
         if entry is not None:
-            return self._kept(entry, reused=len(self.ids), prefill_s=0.0)
+            return PromptKV(
+                pieces=tuple(entry.pieces),
+                entry=entry,
+                estimate=self.estimate(len(self.ids)),
+                outcome=None,
+                prefill_s=0.0,
+            )
         try:
-            return self._into_store(self.store)
+            try:
+                return self._into_store(self.store)
+            except DamagedStoreError as error:  # while it was written: somebody cut the file
+                self.warn_damaged(error)
+                return self._into_store(self.store)
         except (ResourceError, StoreError) as error:
             if must_keep:
                 raise
@@ -88,6 +126,10 @@ class Prefill:
             message = f"{error.message}; going on in memory, nothing is kept"
             self.reporter.warn("not_kept", error.where or "", message)
             return self._into_memory()
+
+    def warn_damaged(self, error: DamagedStoreError) -> None:
+        """Says that a file of the store became useless while it was in use."""
+        self.reporter.warn(error.code, error.where or "", f"{error.message}; computing it again")
 
     def repair(self, engine: Engine, error: CorruptPageError, holder: Entry | Writer) -> None:
         """Recomputes the block that `error` names, and says so; later blocks stay valid."""
@@ -116,34 +158,41 @@ class Prefill:
             self.ids,
             prefill_block=self.prefill_block,
             name=self.name,
+            meta=self.meta,
             on_wait=self._waiting(),
         ) as writer:
-            reused = writer.num_committed
-            if reused < len(self.ids):
-                self._fill(writer)
+            estimate = self.estimate(writer.num_committed)
+            outcome = self._fill(writer, estimate) if estimate.prefill_tokens else None
             self.reporter.finish()
-            entry = writer.finish(self.meta)
-        return self._kept(entry, reused=reused, prefill_s=time.perf_counter() - begun)
+            entry = writer.finish()
+        return PromptKV(
+            pieces=tuple(entry.pieces),
+            entry=entry,
+            estimate=estimate,
+            outcome=outcome,
+            prefill_s=time.perf_counter() - begun,
+        )
 
-    def _fill(self, writer: Writer) -> None:
+    def _fill(self, writer: Writer, estimate: Estimate) -> Outcome | None:
         engine = self.make_engine(len(self.ids))
-        progress = _Progress(self, start=writer.num_committed, kept=True)
+        with Forecast(estimate, self.calibration, self.reporter, kept=True) as forecast:
 
-        def on_block(end: int) -> None:
-            writer.commit(end)
-            progress.advance(end)
+            def on_block(end: int) -> None:
+                writer.commit(end)
+                forecast.advance(end)
 
-        while writer.num_committed < len(self.ids):
-            try:
-                engine.prefill(
-                    writer.pieces,
-                    self.ids,
-                    writer.num_committed,
-                    prefill_block=self.prefill_block,
-                    on_block=on_block,
-                )
-            except CorruptPageError as error:
-                self.repair(engine, error, writer)
+            while writer.num_committed < len(self.ids):
+                try:
+                    engine.prefill(
+                        writer.pieces,
+                        self.ids,
+                        writer.num_committed,
+                        prefill_block=self.prefill_block,
+                        on_block=on_block,
+                    )
+                except CorruptPageError as error:
+                    self.repair(engine, error, writer)
+        return forecast.outcome
 
     def _into_memory(self) -> PromptKV:
         piece = MemoryPiece(
@@ -157,19 +206,18 @@ class Prefill:
         engine = self.make_engine(len(self.ids))
         begun = time.perf_counter()
         self.reporter.start("prefill", len(self.ids), "tokens")
-        progress = _Progress(self, start=0, kept=False)
-        engine.prefill(
-            [piece], self.ids, 0, prefill_block=self.prefill_block, on_block=progress.advance
-        )
+        estimate = self.estimate(0)
+        with Forecast(estimate, self.calibration, self.reporter, kept=False) as forecast:
+            engine.prefill(
+                [piece], self.ids, 0, prefill_block=self.prefill_block, on_block=forecast.advance
+            )
         self.reporter.finish()
         return PromptKV(
-            pieces=(piece,), entry=None, reused_tokens=0, prefill_s=time.perf_counter() - begun
-        )
-
-    @staticmethod
-    def _kept(entry: Entry, *, reused: int, prefill_s: float) -> PromptKV:
-        return PromptKV(
-            pieces=tuple(entry.pieces), entry=entry, reused_tokens=reused, prefill_s=prefill_s
+            pieces=(piece,),
+            entry=None,
+            estimate=estimate,
+            outcome=forecast.outcome,
+            prefill_s=time.perf_counter() - begun,
         )
 
     def _waiting(self) -> Callable[[int], None]:
@@ -194,36 +242,9 @@ class Prefill:
         if needed > free * MEMORY_SHARE:
             because = f"{cause.message}, and " if cause else ""
             raise ResourceError(
-                f"{because}keeping {needed / 1e9:.1f} GB of K and V in memory instead is not "
-                f"possible with {free / 1e9:.1f} GB free",
+                f"{because}keeping {format_bytes(needed)} of K and V in memory instead is not "
+                f"possible with {format_bytes(free)} free",
                 where=cause.where if cause else None,
                 hint="Free some space, point TSDOC_HOME to a larger disk, or read less "
                 "(--pages, --section, --exclude).",
             ) from cause
-
-
-class _Progress:
-    """Shows the prefill, and says once how long it will take when that is more than a minute."""
-
-    def __init__(self, job: Prefill, *, start: int, kept: bool) -> None:
-        self._job = job
-        self._start = start
-        self._kept = kept
-        self._begun = time.perf_counter()
-        self._said = False
-        job.reporter.advance(start)
-
-    def advance(self, end: int) -> None:
-        job = self._job
-        job.reporter.advance(end)
-        rate = (end - self._start) / (time.perf_counter() - self._begun)
-        remaining_s = (len(job.ids) - end) / rate
-        if self._said or remaining_s < LONG_PREFILL_S:
-            return
-        self._said = True
-        keep = (len(job.ids) - self._start) * job.bytes_per_token / 1e9
-        kept = f"{keep:.1f} GB will be kept; Ctrl-C is safe" if self._kept else "nothing is kept"
-        job.reporter.note(
-            f"{len(job.ids):,} tokens, about {remaining_s / 60:.0f} min more at {rate:.0f} "
-            f"tokens/s; {kept}; --pages or --section reads less"
-        )

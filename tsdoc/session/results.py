@@ -13,24 +13,46 @@ class Estimate:
         prompt_tokens: Tokens before the question.
         reused_tokens: Of these, the ones whose K and V the store holds.
         prefill_tokens: The rest.
-        kv_bytes: Bytes of K and V that will be added to the store.
+        prefill_s: Seconds they will take, as measured before; None while nothing was.
+        kv_bytes: Bytes of K and V that will be added to the store (or kept in memory without it).
+        free_disk_bytes: What the store's disk has room for, besides what is reserved.
+        memory_bytes: Memory the process had for itself in a prefill before; None while unknown.
     """
 
     prompt_tokens: int
     reused_tokens: int
     prefill_tokens: int
+    prefill_s: float | None
     kv_bytes: int
+    free_disk_bytes: int
+    memory_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a prefill took: seconds, and the most memory the process had for itself meanwhile."""
+
+    prefill_s: float
+    memory_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """The outcome of a prefill; `kept` tells whether the next process can reuse it."""
+    """What is available for questions now.
+
+    Attributes:
+        kept: Whether the next process can reuse it.
+        estimate: Made before the prefill.
+        outcome: What the prefill took; None where there was none.
+    """
 
     prompt_tokens: int
     reused_tokens: int
     computed_tokens: int
     kept: bool
     entry_id: str | None
+    estimate: Estimate
+    outcome: Outcome | None
     times_s: dict[str, float]
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from tsdoc.errors import CorruptPageError, ResourceError
+from tsdoc.errors import CorruptPageError, DamagedStoreError, ResourceError
 from tsdoc.home import Home
 from tsdoc.ingest.document import Document, IngestWarning
 from tsdoc.kernels.devices import Device, resolve_device
@@ -19,14 +19,21 @@ from tsdoc.progress import Reporter
 from tsdoc.prompt.assemble import Prompt
 from tsdoc.prompt.chat import ChatTemplate
 from tsdoc.prompt.tokenizer import TextTokenizer
+from tsdoc.session.calibration import Calibration, num_cpus
 from tsdoc.session.limits import check_length
-from tsdoc.session.loading import LoadedModel, load_model, resolve_compute_dtype
+from tsdoc.session.loading import (
+    LoadedModel,
+    build_engine,
+    kv_shape,
+    load_model,
+    resolve_compute_dtype,
+)
 from tsdoc.session.prefill import Prefill, PromptKV
 from tsdoc.session.results import Answer, Estimate, Prepared
 from tsdoc.session.tail import Tail
 from tsdoc.session.transcript import StopAnswer, Transcript
 from tsdoc.settings import Settings
-from tsdoc.store.key import KVShape, ModelKey
+from tsdoc.store.key import ModelKey
 
 if TYPE_CHECKING:
     from tsdoc.engine.engine import Engine
@@ -46,6 +53,7 @@ class Session:
         prompt: Its tokens and the map back to the document.
         warnings: Trouble with parts of the input, already reported.
         times_s: Seconds per stage so far.
+        record: Key of the source record, which lives as long as the entry.
     """
 
     settings: Settings
@@ -58,6 +66,7 @@ class Session:
     prompt: Prompt
     warnings: list[IngestWarning]
     times_s: dict[str, float]
+    record: str
     _job: Prefill = field(init=False)
     _kv: PromptKV | None = field(default=None, init=False)
     _loaded: LoadedModel | None = field(default=None, init=False)
@@ -68,21 +77,17 @@ class Session:
     def __post_init__(self) -> None:
         config, settings = self.model.config, self.settings
         self._device = resolve_device(settings.engine.device)
+        key = ModelKey(
+            model=self.model.fingerprint,
+            rope=repr(config.rope),
+            kv_dtype=settings.engine.kv_dtype,
+            compute_dtype=resolve_compute_dtype(settings.engine, self.model, self._device),
+            **settings.selection.model_dump(),
+        )
         self._job = Prefill(
             store=_open_store(settings, self.home, self.reporter),
-            key=ModelKey(
-                model=self.model.fingerprint,
-                rope=repr(config.rope),
-                kv_dtype=settings.engine.kv_dtype,
-                compute_dtype=resolve_compute_dtype(settings.engine, self.model, self._device),
-                **settings.selection.model_dump(),
-            ),
-            shape=KVShape(
-                num_layers=config.num_layers,
-                num_kv_heads=config.num_kv_heads,
-                head_dim=config.head_dim,
-                kv_dtype=settings.engine.kv_dtype,
-            ),
+            key=key,
+            shape=kv_shape(config, settings.engine.kv_dtype),
             ids=self.prompt.ids,
             prefill_block=settings.engine.prefill_block,
             name=self.document.name,
@@ -90,8 +95,15 @@ class Session:
                 "sources": [file.name for file in self.document.files[:SHOWN_FILES]],
                 "num_files": len(self.document.files),
                 "model": self.model.name,
+                "record": self.record,
             },
             make_engine=self._make_engine,
+            calibration=Calibration(
+                home=self.home,
+                model_key=key.digest,
+                device=self._device,
+                threads=settings.engine.threads or num_cpus(),
+            ),
             reporter=self.reporter,
         )
 
@@ -116,13 +128,7 @@ class Session:
         """Looks up what the store already holds; computes nothing."""
         job = self._job
         reused = job.store.find(job.key, job.ids).reused_tokens if job.store else 0
-        remaining = len(job.ids) - reused
-        return Estimate(
-            prompt_tokens=len(job.ids),
-            reused_tokens=reused,
-            prefill_tokens=remaining,
-            kv_bytes=remaining * job.bytes_per_token,
-        )
+        return job.estimate(reused)
 
     def prepare(self, *, must_keep: bool = False) -> Prepared:
         """Makes K and V of the whole prompt available: opened, resumed or computed.
@@ -137,10 +143,12 @@ class Session:
         kv = self._load_kv(must_keep=must_keep)
         return Prepared(
             prompt_tokens=len(self.prompt.ids),
-            reused_tokens=kv.reused_tokens,
-            computed_tokens=len(self.prompt.ids) - kv.reused_tokens,
+            reused_tokens=kv.estimate.reused_tokens,
+            computed_tokens=kv.estimate.prefill_tokens,
             kept=kv.entry is not None,
             entry_id=kv.entry.entry_id if kv.entry is not None else None,
+            estimate=kv.estimate,
+            outcome=kv.outcome,
             times_s=dict(self.times_s),
         )
 
@@ -184,44 +192,47 @@ class Session:
         )
         begun = time.perf_counter()
         answer = Transcript(self.tokenizer, on_text)
-        num_repaired = 0
+        # Further questions of this process reuse what the first one had to wait for.
+        reused = kv.estimate.reused_tokens if self._num_answers == 0 else prompt_len
         ended = "stop"
         while True:
-            piece = self._room(start, room)
-            pieces = [*kv.pieces, *before.pieces, piece]
-            generation = engine.generate(pieces, ids, start, config)
+            piece, generation = self._room(start, room), None
             try:
+                pieces = [*kv.pieces, *before.pieces, piece]
+                generation = engine.generate(pieces, ids, start, config)
                 for count, token in enumerate(generation, 1):
                     answer.add(count, token)
                 break
             except KeyboardInterrupt:
-                if tail is None or not generation.tokens:
+                if tail is None or generation is None or not generation.tokens:
                     raise
                 ended = "interrupted"
                 break
             except StopAnswer:
+                if generation is None:
+                    raise
                 break
+            # The same answer starts over; what was shown of it is not shown again.
             except CorruptPageError as error:
                 if kv.entry is None:
                     raise
-                # The same answer starts over; what was shown of it is not shown again.
                 self._job.repair(engine, error, kv.entry)
-                num_repaired += error.end - error.start
+                reused -= error.end - error.start
+            except DamagedStoreError as error:
+                kv = self._load_again(error)
+                reused = kv.estimate.reused_tokens
         if tail is not None:
             generation.keep()
             tail.append(asked + generation.tokens[: answer.num_tokens], piece, generation.end)
         total_s = time.perf_counter() - begun
         first_s = answer.first_token_at - begun if answer.num_tokens else total_s
         self._num_answers += 1
-        # Further questions of this process reuse what the first one had to wait for.
-        reused = kv.reused_tokens if self._num_answers == 1 else prompt_len
-        reused = max(reused - num_repaired, 0) + start - prompt_len
         return Answer(
             question=question,
             text=answer.text,
             finish_reason=generation.finish_reason or ended,
             prompt_tokens=start + len(ids),
-            reused_tokens=reused,
+            reused_tokens=max(reused, 0) + start - prompt_len,
             generated_tokens=len(generation.tokens),
             selection_steps=generation.reuse.num_lookups,
             selection_hits=generation.reuse.num_hits,
@@ -252,11 +263,17 @@ class Session:
             self._kv = kv
         return self._kv
 
+    def _load_again(self, error: DamagedStoreError) -> PromptKV:
+        """Computes what `error` says is gone."""
+        if self._kv is None or self._kv.entry is None:
+            raise error
+        self._job.warn_damaged(error)
+        self._kv.entry.close()
+        self._kv = None
+        return self._load_kv()
+
     def _make_engine(self, max_tokens: int) -> Engine:
         """An engine for prompts of up to `max_tokens`; the weights are loaded once."""
-        from tsdoc.engine.engine import Engine
-        from tsdoc.kernels.selection import SelectionConfig
-
         if self._loaded is None:
             begun = time.perf_counter()
             self._loaded = load_model(
@@ -267,12 +284,11 @@ class Session:
                 keep=self._job.store is not None,
             )
             self.times_s["model_load"] = time.perf_counter() - begun
-        return Engine(
-            self._loaded.decoder,
-            SelectionConfig(**self.settings.selection.model_dump()),
+        return build_engine(
+            self._loaded,
+            self.settings.selection,
             max_tokens=max_tokens,
             question_chunk_size=self.settings.engine.question_chunk_size,
-            backend=self._loaded.backend,
         )
 
     def _generation_config(

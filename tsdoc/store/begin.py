@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -11,12 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tsdoc.errors import ResourceError, StoreError
+from tsdoc.errors import StoreError
 from tsdoc.home import private_dir
 from tsdoc.store.entry import Entry
-from tsdoc.store.eviction import EntryUse, delete, make_room, survey, tidy
+from tsdoc.store.eviction import EntryUse, delete, is_blank, make_room, survey, tidy
 from tsdoc.store.files import delete_dir, fsync_dir, store_error, write_json
-from tsdoc.store.journal import journal_header
 from tsdoc.store.key import KVShape
 from tsdoc.store.locks import Lock, lock_exclusive, lock_shared
 from tsdoc.store.lookup import Lookup, Plan, Prompt
@@ -30,8 +28,6 @@ from tsdoc.store.writer import Writer
 
 OnWait = Callable[[int], None]
 """Receives, about once a second, how many tokens another process has committed so far."""
-
-_META_LIMIT = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +43,7 @@ class Beginning:
     shape: KVShape
     prefill_block: int
     name: str
+    meta: Mapping[str, Any]
     budget: Callable[[int], int]
     on_wait: OnWait | None
 
@@ -70,11 +67,12 @@ class Beginning:
                 if not plan.complete:
                     plan = self._prepare(plan)
             return self._open(lookup, plan, locks)
-        except BaseException as error:
-            for lock in locks:
-                lock.release()
-            if isinstance(error, ResourceError):
+        except BaseException:
+            try:
                 self._abandon()
+            finally:
+                for lock in locks:
+                    lock.release()
             raise
 
     def _claim(self) -> list[Lock]:
@@ -138,7 +136,7 @@ class Beginning:
             parts=plan.parts,
             complete=False,
             created=old.created if old is not None else time.time(),
-            meta={},
+            meta=self.meta,
         )
         try:
             if old is None or old != manifest:
@@ -241,14 +239,13 @@ class Beginning:
             num_committed=own.segment.journal.committed if own is not None else plan.reused,
             complete=plan.complete,
             locks=locks,
-            publish=lambda writer, meta: self._publish(writer, manifest, meta),
+            publish=lambda writer: self._publish(writer, manifest),
+            abandon=self._abandon,
         )
 
-    def _publish(self, writer: Writer, manifest: Manifest, meta: Mapping[str, Any]) -> Entry:
+    def _publish(self, writer: Writer, manifest: Manifest) -> Entry:
         if not writer.complete:
-            if len(json.dumps(dict(meta))) > _META_LIMIT:
-                raise ValueError(f"meta is larger than {_META_LIMIT} bytes")
-            manifest = replace(manifest, complete=True, meta=dict(meta))
+            manifest = replace(manifest, complete=True)
             path = self.entry_dir / "manifest.json"
             with self.root.changing():
                 try:
@@ -263,23 +260,15 @@ class Beginning:
         )
 
     def _abandon(self) -> None:
-        """Takes back an entry for which there is no room."""
+        """Takes back an entry of which nothing was committed, while its locks are held."""
         with contextlib.suppress(OSError, StoreError), self.root.changing():
             manifest = Lookup(self.root, self.directory).manifest(self.prompt.entry_id)
-            last = manifest.parts[-1].segment_id if manifest is not None else ""
-            directory = self.directory / "segments" / last
-            if last and _journal_bytes(directory) <= len(journal_header(last)):
-                delete_dir(directory, SEGMENT_FILES)
-                delete_dir(self.entry_dir, ENTRY_FILES)
+            if manifest is not None and not manifest.complete:
+                directory = self.directory / "segments" / manifest.parts[-1].segment_id
+                if is_blank(directory):
+                    delete_dir(directory, SEGMENT_FILES)
+                    delete_dir(self.entry_dir, ENTRY_FILES)
             tidy(self.directory)
-
-
-def _journal_bytes(directory: Path) -> int:
-    """Size of a segment's journal; 0 where nothing was ever committed."""
-    try:
-        return (directory / "journal.bin").lstat().st_size
-    except OSError:
-        return 0
 
 
 def _read_only(segment: Segment, writer: Writer) -> Segment:

@@ -57,7 +57,7 @@ class Entry:
 
     @property
     def meta(self) -> Mapping[str, Any]:
-        """What was handed to `Writer.finish`."""
+        """What was handed to `Store.begin`."""
         return self._manifest.meta
 
     @property

@@ -11,6 +11,7 @@ from typing import Literal
 
 from tsdoc.errors import DamagedStoreError, StoreError, StoreFormatError
 from tsdoc.store.files import delete_dir, has_ours, named_dirs, read_json, store_error
+from tsdoc.store.journal import HEADER_BYTES
 from tsdoc.store.key import FORMAT
 from tsdoc.store.locks import Lock, try_exclusive
 from tsdoc.store.manifest import ENTRY_FILES, Manifest, read_manifest
@@ -292,11 +293,22 @@ def make_room(
     return left
 
 
-def tidy(directory: Path) -> None:
-    """Removes what crashed or finished runs left in a key's directory: empty and nameless things.
+def is_blank(segment: Path) -> bool:
+    """Tells whether nothing was ever committed to a segment."""
+    return _size(segment / "journal.bin") <= HEADER_BYTES
 
+
+def tidy(directory: Path) -> None:
+    """Removes what crashed or finished runs left in a key's directory.
+
+    That is: empty and nameless things, and entries of which nothing was committed.
     Call it under `StoreRoot.changing`.
     """
+    entries, _ = _survey_key(directory)
+    for entry in entries:
+        if entry.status == "incomplete" and is_blank(entry.segments[-1].directory):
+            with contextlib.suppress(StoreError):  # it is being computed
+                delete(entry)
     for path in named_dirs(directory / "entries"):
         _drop_litter(path, "manifest.json", ("writer.lock", "use.lock"), ENTRY_FILES)
     for path in named_dirs(directory / "segments"):

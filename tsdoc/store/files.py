@@ -16,13 +16,16 @@ from typing import Any
 import xxhash
 
 from tsdoc.errors import DamagedStoreError, ResourceError, StoreError, StoreFormatError
+from tsdoc.home import NOT_WRITABLE, READ_ONLY
 from tsdoc.store.key import FORMAT
+from tsdoc.terminal import format_bytes
 
 JSON_LIMIT = 4 << 20
 """Largest JSON file that is read, in bytes."""
 
 HEX_NAME = re.compile(r"[0-9a-f]{32}")
 _TEMP_NAME = re.compile(r"\.tmp-[0-9a-f]{16}")
+MORE_SPACE = "Free space, `tsdoc cache prune`, or point TSDOC_HOME to another disk."
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS})
 
@@ -31,11 +34,12 @@ def store_error(error: OSError, path: Path, doing: str) -> StoreError | Resource
     """Maps an OSError to the error of tsdoc that the user sees."""
     if error.errno in _FULL:
         return ResourceError(
-            f"{doing} failed: the disk is full ({free_bytes(path):,} bytes free)",
+            f"{doing} failed: the disk is full ({format_bytes(free_bytes(path))} free)",
             where=str(path),
-            hint="Free space, `tsdoc cache prune`, or point TSDOC_HOME to another disk.",
+            hint=MORE_SPACE,
         )
-    return StoreError(f"{doing} failed ({error.strerror or error})", where=str(path))
+    hint = NOT_WRITABLE if error.errno in READ_ONLY else None
+    return StoreError(f"{doing} failed ({error.strerror or error})", where=str(path), hint=hint)
 
 
 def free_bytes(path: Path) -> int:
@@ -217,9 +221,10 @@ def reserve(fd: int, num_bytes: int, path: Path) -> None:
             raise
         os.ftruncate(fd, 0)
         raise ResourceError(
-            f"the KV pages need {num_bytes:,} bytes of disk and {free:,} are free",
+            f"the KV pages need {format_bytes(num_bytes)} of disk and "
+            f"{format_bytes(free)} are free",
             where=str(path),
-            hint="Free space, `tsdoc cache prune`, or point TSDOC_HOME to another disk.",
+            hint=MORE_SPACE,
         ) from error
     os.fsync(fd)
 

@@ -19,6 +19,9 @@ _RECORD_MAGIC = int.from_bytes(b"TSDOCBLK", "little")
 _HEADER_WORDS = 6
 _FIXED_WORDS = 6
 
+HEADER_BYTES = 8 * _HEADER_WORDS
+"""Size of a journal in which nothing is committed."""
+
 Words = npt.NDArray[np.uint64]
 
 
@@ -113,7 +116,7 @@ def empty_journal(start: int, end: int, num_layers: int) -> Journal:
         checksums=np.zeros((num_layers, 2, num_pages), dtype=np.uint64),
         block_start=np.zeros(num_pages, dtype=np.int64),
         block_end=np.zeros(num_pages, dtype=np.int64),
-        valid_bytes=_HEADER_WORDS * 8,
+        valid_bytes=HEADER_BYTES,
     )
 
 

@@ -32,8 +32,9 @@ class EntryInfo:
         num_bytes: Size with what it shares with others.
         exclusive_bytes: What removing it alone would free.
         in_use: A process has it open.
+        prefill_block: Block size of the run that computed its last segment.
         sources: Names of what it was made from; of foreign origin.
-        meta: Everything that was handed to `Writer.finish`.
+        meta: Everything that was handed to `Store.begin`.
     """
 
     entry_id: str
@@ -49,6 +50,7 @@ class EntryInfo:
     num_bytes: int
     exclusive_bytes: int
     in_use: bool
+    prefill_block: int
     sources: tuple[str, ...]
     meta: Mapping[str, Any]
 
@@ -76,6 +78,7 @@ def describe(entry: EntryUse, model: Mapping[str, Any]) -> EntryInfo:
         num_bytes=entry.num_bytes,
         exclusive_bytes=entry.exclusive_bytes,
         in_use=in_use(entry),
+        prefill_block=info.prefill_block if info is not None else 0,
         sources=tuple(map(str, sources)) if isinstance(sources, list) else (),
         meta=meta,
     )

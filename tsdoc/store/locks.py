@@ -10,10 +10,10 @@ from pathlib import Path
 from types import TracebackType
 
 from tsdoc.errors import StoreError
+from tsdoc.home import READ_ONLY
 from tsdoc.store.files import open_file
 
 _BUSY = frozenset({errno.EAGAIN, errno.EACCES, errno.EWOULDBLOCK})
-_READ_ONLY = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 _POLL_S = 0.05
 _SHARED_WAIT_S = 10.0
 
@@ -104,7 +104,7 @@ def _open_for_sharing(path: Path, *, create: bool) -> int:
     try:
         return open_file(path, os.O_RDWR | (os.O_CREAT if create else 0))
     except OSError as error:
-        if error.errno not in _READ_ONLY:
+        if error.errno not in READ_ONLY:
             raise
     return open_file(path, os.O_RDONLY)
 

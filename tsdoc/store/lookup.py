@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -185,6 +186,8 @@ class Lookup:
         found = []
         first = first_hash(prompt.hashes)
         for directory in named_dirs(self._directory / "segments"):
+            if not any(os.path.lexists(directory / name) for name in ("segment.json", "kv.bin")):
+                continue  # what a run left that died while it began
             try:
                 peek = peek_tokens(directory)
             except DamagedStoreError as error:

@@ -77,7 +77,7 @@ class Manifest:
         parts: Segments that cover [0, num_tokens).
         complete: Whether every block was committed when it was written.
         created: Seconds since the epoch.
-        meta: What the session wants to keep: sources, times.
+        meta: What the session wants to keep: sources, the record of their text, the model.
     """
 
     entry_id: str

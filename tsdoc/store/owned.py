@@ -68,27 +68,24 @@ class OwnSegment:
 
         Raises:
             ResourceError: the disk is full; the block is not committed.
+            DamagedStoreError: somebody cut the file.
             StoreError: the disk failed.
         """
         segment = self.segment
         journal = segment.journal
         pages = journal.pages(start, end)
         num_layers = segment.info.shape.num_layers
-        checksums = np.array(
-            [
-                [
-                    [
-                        segment.hash_page(layer, kind, page)
-                        for page in range(pages.start, pages.stop)
-                    ]
-                    for kind in (0, 1)
-                ]
-                for layer in range(num_layers)
-            ],
-            dtype=np.uint64,
-        )
-        record = journal_record(segment.info.segment_id, start, end, checksums)
+        numbers = range(pages.start, pages.stop)
         try:
+            segment.check_size()
+            checksums = np.array(
+                [
+                    [[segment.hash_page(layer, kind, page) for page in numbers] for kind in (0, 1)]
+                    for layer in range(num_layers)
+                ],
+                dtype=np.uint64,
+            )
+            record = journal_record(segment.info.segment_id, start, end, checksums)
             segment.flush()
             _append(self._journal, journal.valid_bytes, record)
         except OSError as error:

@@ -1,7 +1,14 @@
-"""Mapped segments: arrays of K and V, and checks of their pages before use."""
+"""Mapped segments: arrays of K and V, and checks of their pages before use.
+
+Reading a mapping whose file was cut, or whose disk fails, ends the process (SIGBUS). So a page is
+first read with `pread`, which can fail in good order, and before every use the size of the file is
+looked at. What remains is a file that somebody cuts in the milliseconds between that look and the
+use, and a disk that fails on a page which was checked and then dropped from the page cache.
+"""
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import os
 from collections.abc import Iterator
@@ -43,8 +50,18 @@ class Segment:
         shape = files.info.shape
         num_pages = len(files.journal.block_end)
         self.verified = np.zeros((shape.num_layers, 2, num_pages), dtype=np.bool_)
-        self._map = _map_file(files.directory / "kv.bin", files.info.kv_bytes, writable=writable)
+        self._fd, self._map = _map_file(self.path, files.info.kv_bytes, writable=writable)
         self._regions = self._cut()
+
+    def __del__(self) -> None:
+        fd, self._fd = getattr(self, "_fd", -1), -1
+        if fd >= 0:
+            os.close(fd)
+
+    @property
+    def path(self) -> Path:
+        """The file that is mapped."""
+        return self.directory / "kv.bin"
 
     def _cut(self) -> list[KVArray]:
         info, shape = self.info, self.info.shape
@@ -65,13 +82,52 @@ class Segment:
         """Writes what was changed through the mapping to disk."""
         self._map.flush()
 
+    def check_size(self) -> None:
+        """Raises DamagedStoreError when the file was cut since it was mapped."""
+        size = self._map.size()
+        if size < self.info.kv_bytes:
+            raise DamagedStoreError(
+                f"was cut to {size:,} of {self.info.kv_bytes:,} bytes while in use",
+                where=str(self.path),
+            )
+
     def hash_page(self, layer: int, kind: int, page: int) -> int:
-        """Returns the checksum of page number `page` of this segment as it is now."""
+        """Returns the checksum of page number `page` of this segment as it is now.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        offset, size = self._place(layer, kind, page)
+        data = os.pread(self._fd, size, offset)
+        if len(data) < size:
+            self.check_size()
+        return int(xxhash.xxh3_64_intdigest(data))
+
+    def _place(self, layer: int, kind: int, page: int) -> tuple[int, int]:
+        """Offset and size, in bytes, of a page in the file."""
         info = self.info
         first = (first_page(info.start) + page) * PAGE_SIZE
         last = min(first + PAGE_SIZE, info.end)
-        rows = self.rows(layer, kind)[max(first, info.start) - info.start : last - info.start]
-        return int(xxhash.xxh3_64_intdigest(rows.data))
+        first = max(first, info.start)
+        row_bytes = info.shape.row_bytes
+        region = (2 * layer + kind) * info.region_bytes
+        return region + (first - info.start) * row_bytes, (last - first) * row_bytes
+
+    def blank_unreadable(self, start: int, end: int) -> None:
+        """Puts zeros where the disk cannot read [start, end), so that it can be written mapped.
+
+        Raises:
+            OSError: nor can it be written.
+        """
+        pages = self.journal.pages(start, end)
+        for layer, kind, page in itertools.product(
+            range(self.info.shape.num_layers), (KEYS, VALUES), range(pages.start, pages.stop)
+        ):
+            offset, size = self._place(layer, kind, page)
+            try:
+                os.pread(self._fd, size, offset)
+            except OSError:
+                os.pwrite(self._fd, bytes(size), offset)
 
     def check(self, layer: int, kind: int, pages: npt.NDArray[np.int64]) -> None:
         """Checks pages (numbers within the segment) that were not checked before.
@@ -81,25 +137,30 @@ class Segment:
         """
         verified = self.verified[layer, kind]
         for page in pages[~verified[pages]].tolist():
-            if not self._is_good(layer, kind, page):
-                self._fail(layer, kind, page)
+            fault = self._fault(layer, kind, page)
+            if fault:
+                self._fail(layer, kind, page, fault)
             verified[page] = True
 
-    def _is_good(self, layer: int, kind: int, page: int) -> bool:
+    def _fault(self, layer: int, kind: int, page: int) -> str:
+        """Says what is wrong with a page; empty when nothing is."""
         if not self.journal.block_end[page]:
-            return False
-        return self.hash_page(layer, kind, page) == int(self.journal.checksums[layer, kind, page])
+            return "has no valid checksum"
+        try:
+            found = self.hash_page(layer, kind, page)
+        except OSError as error:
+            return f"cannot be read ({error.strerror})"
+        same = found == int(self.journal.checksums[layer, kind, page])
+        return "" if same else "does not match its checksum"
 
-    def _fail(self, layer: int, kind: int, page: int) -> None:
+    def _fail(self, layer: int, kind: int, page: int, what: str) -> None:
         start, end = self.journal.block_of(page)
         name = "V" if kind == VALUES else "K"
-        committed = bool(self.journal.block_end[page])
-        what = "does not match its checksum" if committed else "has no valid checksum"
         number = first_page(self.info.start) + page
         raise CorruptPageError(
             f"KV page {number} of layer {layer} ({name}) {what}; "
             f"tokens {start:,} to {end:,} have to be computed again",
-            where=str(self.directory / "kv.bin"),
+            where=str(self.path),
             start=start,
             end=end,
         )
@@ -142,16 +203,18 @@ class Segment:
         self.verified[:, :, pages] = other.verified[:, :, pages]
 
 
-def _map_file(path: Path, num_bytes: int, *, writable: bool) -> mmap.mmap:
+def _map_file(path: Path, num_bytes: int, *, writable: bool) -> tuple[int, mmap.mmap]:
+    """Opens and maps a file."""
     try:
         fd = open_file(path, os.O_RDWR if writable else os.O_RDONLY)
         try:
             if os.fstat(fd).st_size != num_bytes:
                 raise DamagedStoreError("changed its size", where=str(path))
             access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
-            return mmap.mmap(fd, num_bytes, access=access)
-        finally:
+            return fd, mmap.mmap(fd, num_bytes, access=access)
+        except BaseException:
             os.close(fd)
+            raise
     except (OSError, ValueError) as error:
         raise DamagedStoreError(f"cannot be mapped ({error})", where=str(path)) from error
 
@@ -177,6 +240,7 @@ class SegmentPiece:
         start, end = max(start, self.start), min(end, self.start + self.capacity)
         if start < end:
             segment = self.segment
+            segment.check_size()
             pages = segment.journal.pages(start, end)
             if not segment.verified[layer, KEYS, pages].all():
                 segment.check(layer, KEYS, segment.is_checkable(start, end))
@@ -186,6 +250,7 @@ class SegmentPiece:
         first, last = np.searchsorted(positions, [self.start, self.start + self.capacity])
         if first < last:
             segment = self.segment
+            segment.check_size()
             pages = positions[first:last] // PAGE_SIZE - first_page(self.start)
             pages = pages[~segment.verified[layer, VALUES, pages]]
             if len(pages):

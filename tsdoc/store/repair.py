@@ -10,6 +10,7 @@ import numpy as np
 
 from tsdoc.errors import CorruptPageError, StoreError
 from tsdoc.kernels.kv import KVPiece
+from tsdoc.store.files import store_error
 from tsdoc.store.key import Ids
 from tsdoc.store.manifest import Part
 from tsdoc.store.owned import OwnSegment, check_end
@@ -62,6 +63,8 @@ class Repair:
             if self._is_good(start, end):
                 self.num_committed = end
                 self._reader.adopt(segment, start, end)
+            else:
+                _blank_unreadable(segment, start, end)
         except BaseException:
             self.close()
             raise
@@ -117,6 +120,13 @@ class Repair:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _blank_unreadable(segment: Segment, start: int, end: int) -> None:
+    try:
+        segment.blank_unreadable(start, end)
+    except OSError as error:
+        raise store_error(error, segment.path, "replacing KV pages") from error
 
 
 def _segment_ids(segment: Segment) -> Ids:

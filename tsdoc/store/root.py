@@ -10,7 +10,7 @@ from pathlib import Path
 from tsdoc.errors import DamagedStoreError, StoreFormatError
 from tsdoc.home import private_dir
 from tsdoc.store.files import named_dirs, own_dir, read_json, store_error, write_json
-from tsdoc.store.key import ModelKey
+from tsdoc.store.key import FORMAT, ModelKey
 from tsdoc.store.locks import lock_exclusive
 
 Warn = Callable[[str, str, str], None]
@@ -77,5 +77,7 @@ class StoreRoot:
         return own_dir(self.path)
 
     def report(self, error: DamagedStoreError | StoreFormatError) -> None:
-        """Warns of a file that is passed over."""
-        self.warn(error.code, error.where or str(self.path), error.message)
+        """Warns of a file that is passed over, and says what follows."""
+        newer = isinstance(error, StoreFormatError) and error.version > FORMAT
+        follows = "it is left alone" if newer else "what it held is computed again when needed"
+        self.warn(error.code, error.where or str(self.path), f"{error.message}; {follows}")

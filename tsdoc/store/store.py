@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy.typing as npt
 
@@ -15,7 +17,7 @@ from tsdoc.errors import CorruptPageError, DamagedStoreError, StoreError, StoreF
 from tsdoc.store.begin import Beginning, OnWait
 from tsdoc.store.entry import Entry
 from tsdoc.store.eviction import EntryUse, delete, make_room, survey, tidy
-from tsdoc.store.files import free_bytes, store_error
+from tsdoc.store.files import free_bytes, named_dirs, store_error
 from tsdoc.store.key import PAGE_SIZE, Ids, KVShape, ModelKey, as_ids
 from tsdoc.store.listing import EntryInfo, describe, read_model
 from tsdoc.store.locks import Lock, lock_shared
@@ -23,10 +25,12 @@ from tsdoc.store.lookup import Lookup, make_prompt
 from tsdoc.store.pages import Segment
 from tsdoc.store.repair import Holder, Repair
 from tsdoc.store.root import StoreRoot, Warn
+from tsdoc.store.tokens import peek_tokens, read_all_ids
 from tsdoc.store.writer import Writer
 
 DEFAULT_BYTES = 50_000_000_000
 DEFAULT_RATIO = 0.2
+_META_LIMIT = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +89,7 @@ class Store:
         *,
         prefill_block: int,
         name: str,
+        meta: Mapping[str, Any] | None = None,
         on_wait: OnWait | None = None,
     ) -> Writer:
         """Starts or resumes the prefill of a prompt behind the longest reusable prefix.
@@ -98,6 +103,7 @@ class Store:
             ids: The prompt's token ids.
             prefill_block: Tokens per committed block, a multiple of chunk_size and page size.
             name: Shown by `cache list`.
+            meta: JSON values to keep with the entry, such as `sources`.
             on_wait: Called about once a second while another process computes this prompt.
 
         Raises:
@@ -111,12 +117,15 @@ class Store:
             )
         if shape.kv_dtype != key.kv_dtype:
             raise ValueError(f"kv_dtype {shape.kv_dtype} is not the model key's {key.kv_dtype}")
+        if len(json.dumps(dict(meta or {}))) > _META_LIMIT:
+            raise ValueError(f"meta is larger than {_META_LIMIT} bytes")
         beginning = Beginning(
             root=self._root,
             prompt=make_prompt(key, as_ids(ids)),
             shape=shape,
             prefill_block=prefill_block,
             name=name,
+            meta=dict(meta or {}),
             budget=self._budget,
             on_wait=on_wait,
         )
@@ -134,10 +143,14 @@ class Store:
         directory = self._root.key_dir(key)
         if not self._root.exists() or not (directory / "entries" / prompt.entry_id).exists():
             return None
-        return self._open(directory, prompt.entry_id, prompt.ids)
+        path = directory / "entries" / prompt.entry_id
+        lock = _protect(path)
+        with contextlib.suppress(OSError):  # a read-only store
+            os.utime(path / "use.lock", follow_symlinks=False)
+        return self._open(path, lock, prompt.ids)
 
     def load(self, entry_id: str) -> Entry:
-        """Opens a finished entry by its id, under whatever model key.
+        """Opens a finished entry by its id, under whatever model key; that is no use of it.
 
         Raises:
             StoreError: there is none, or it cannot be used.
@@ -145,17 +158,36 @@ class Store:
         for directory in self._root.key_dirs():
             if not (directory / "entries" / entry_id).exists():
                 continue
-            entry = self._open(directory, entry_id, None)
+            path = directory / "entries" / entry_id
+            entry = self._open(path, _protect(path), None)
             if entry is not None:
                 return entry
         raise StoreError(f"there is no finished entry {entry_id}", where=str(self._root.path))
 
-    def _open(self, directory: Path, entry_id: str, ids: Ids | None) -> Entry | None:
-        path = directory / "entries" / entry_id
-        lock = _use(path)
-        try:
+    def token_ids(self, entry_id: str) -> Ids | None:
+        """Returns the token ids of an entry, whatever else of it is damaged; None if they are lost.
+
+        Raises:
+            StoreError: the store is not ours to read.
+        """
+        for directory in self._root.key_dirs():
+            for segment in named_dirs(directory / "segments"):
+                with contextlib.suppress(DamagedStoreError):
+                    peek = peek_tokens(segment)
+                    if peek.entry_id == entry_id:
+                        return read_all_ids(peek)
             lookup = Lookup(self._root, directory)
-            manifest = lookup.manifest(entry_id)
+            with contextlib.suppress(StoreFormatError):
+                manifest = lookup.manifest(entry_id)
+                ids = lookup.ids(manifest.parts[-1].segment_id) if manifest is not None else None
+                if manifest is not None and ids is not None:
+                    return ids[: manifest.num_tokens]
+        return None
+
+    def _open(self, path: Path, lock: Lock | None, ids: Ids | None) -> Entry | None:
+        try:
+            lookup = Lookup(self._root, path.parent.parent)
+            manifest = lookup.manifest(path.name)
             if manifest is None or not manifest.complete:
                 return None
             held = lookup.ids(manifest.parts[-1].segment_id)
@@ -166,7 +198,11 @@ class Store:
                 segments = [Segment(f, writable=False) for f in files]
                 kept, lock = lock, None
                 return Entry(manifest=manifest, ids=ids, segments=segments, lock=kept)
-            self._root.warn("damaged_store", str(path), "the entry cannot be used as it is")
+            self._root.warn(
+                "damaged_store",
+                str(path),
+                "cannot be used as it is; what is damaged of it is computed again when needed",
+            )
         except (DamagedStoreError, StoreFormatError) as error:
             self._root.report(error)
         finally:
@@ -292,12 +328,9 @@ def _ignore(code: str, where: str, message: str) -> None:
     """Takes warnings that nobody asked for."""
 
 
-def _use(path: Path) -> Lock | None:
-    """Protects an entry from eviction and notes that it was used now."""
+def _protect(path: Path) -> Lock | None:
+    """Protects an entry from eviction."""
     try:
-        lock = lock_shared(path / "use.lock", create=(path / "manifest.json").exists())
+        return lock_shared(path / "use.lock", create=(path / "manifest.json").exists())
     except OSError as error:
         raise store_error(error, path, "locking the entry") from error
-    with contextlib.suppress(OSError):  # a read-only store
-        os.utime(path / "use.lock", follow_symlinks=False)
-    return lock

@@ -134,12 +134,16 @@ def read_header(
 
 
 def read_ids(header: TokensHeader) -> Ids:
+    """Reads all token ids, int32 [num_tokens]; see `read_all_ids`."""
+    return read_all_ids(header.peek)
+
+
+def read_all_ids(peek: TokensPeek) -> Ids:
     """Reads all token ids, int32 [num_tokens].
 
     Raises:
         DamagedStoreError: they do not match their checksum.
     """
-    peek = header.peek
     data = _read(peek.path, peek.ids_offset, 4 * peek.num_tokens)
     if xxhash.xxh3_64_intdigest(data) != peek.ids_digest:
         raise DamagedStoreError("does not match its checksum", where=str(peek.path))

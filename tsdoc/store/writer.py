@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any
 
 from tsdoc.kernels.kv import KVPiece
 from tsdoc.store.entry import Entry
@@ -42,7 +41,8 @@ class Writer:
         num_committed: int,
         complete: bool,
         locks: Sequence[Lock],
-        publish: Callable[[Writer, Mapping[str, Any]], Entry],
+        publish: Callable[[Writer], Entry],
+        abandon: Callable[[], None],
     ) -> None:
         self.entry_id = entry_id
         self.ids = ids
@@ -53,6 +53,7 @@ class Writer:
         self._own = own
         self._locks = list(locks)
         self._publish = publish
+        self._abandon = abandon
         self.owned: dict[str, OwnSegment] = {}
         if own is not None:
             self.owned[own.segment.info.segment_id] = own
@@ -90,11 +91,8 @@ class Writer:
         self.num_committed = end
         own.segment.writing = (end, own.segment.info.end)
 
-    def finish(self, meta: Mapping[str, Any]) -> Entry:
+    def finish(self) -> Entry:
         """Writes the manifest and opens the entry; the writer is closed.
-
-        Args:
-            meta: JSON values to keep with the entry, such as `sources`.
 
         Raises:
             ValueError: tokens are missing.
@@ -102,16 +100,22 @@ class Writer:
         """
         if self.num_committed != self.num_tokens:
             raise ValueError(f"only {self.num_committed} of {self.num_tokens} tokens are committed")
-        entry = self._publish(self, meta)
+        entry = self._publish(self)
         self.close()
         return entry
 
     def close(self) -> None:
-        """Gives the locks back."""
-        if self._own is not None:
-            self._own.close()
-        for lock in self._locks:
-            lock.release()
+        """Gives the locks back; an entry of which nothing was committed is removed again."""
+        own, self._own = self._own, None
+        locks, self._locks = self._locks, []
+        try:
+            if own is not None and not own.segment.journal.block_end.any():
+                self._abandon()
+        finally:
+            if own is not None:
+                own.close()
+            for lock in locks:
+                lock.release()
 
     def __enter__(self) -> Writer:
         return self

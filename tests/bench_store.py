@@ -1,0 +1,106 @@
+"""Measures a follow-up question on a document that is in the store already.
+
+    TSDOC_HOME=… python -m tests.bench_store SOURCE... --profile embedded [--cold]
+
+Prints the seconds of each stage, which share of K and V was checked (and so read), and what came
+from the disk. `--cold` first asks the kernel to forget the cached pages of the store's files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from tsdoc.home import find_home
+from tsdoc.ingest.options import IngestOptions
+from tsdoc.models.profiles import load_profile
+from tsdoc.progress import Silent
+from tsdoc.session import open_session
+from tsdoc.settings import Settings
+from tsdoc.store import Entry
+from tsdoc.store.key import PAGE_SIZE
+
+
+def forget(root: Path) -> None:
+    for path in root.rglob("kv.bin"):
+        fd = os.open(path, os.O_RDONLY)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)
+
+
+def bytes_from_disk() -> int:
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return int(dict(line.split(": ") for line in lines)["read_bytes"])
+
+
+def checked_bytes(entry: Entry) -> dict[str, int]:
+    """Bytes of K and of V whose pages were checked, and all of them."""
+    found = {"K": 0, "V": 0, "all": 0}
+    for segment in entry.segments:
+        page_bytes = PAGE_SIZE * segment.info.shape.row_bytes
+        found["K"] += int(segment.verified[:, 0].sum()) * page_bytes
+        found["V"] += int(segment.verified[:, 1].sum()) * page_bytes
+        found["all"] += segment.verified.size * page_bytes
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("sources", nargs="+")
+    parser.add_argument("--profile", default="embedded")
+    parser.add_argument("--cold", action="store_true")
+    parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument("--question", default="Who is the heroine, and where does she live?")
+    arguments = parser.parse_args()
+    home = find_home()
+    if arguments.cold:
+        forget(home.store)
+    settings = Settings.model_validate(
+        {**load_profile(arguments.profile), "answer": {"max_new_tokens": arguments.tokens}}
+    )
+    begun, read = time.perf_counter(), bytes_from_disk()
+    with open_session(
+        settings=settings,
+        home=home,
+        sources=arguments.sources,
+        ingest=IngestOptions(),
+        reporter=Silent(),
+        offline=True,
+    ) as session:
+        opened_s = time.perf_counter() - begun
+        prepared = session.prepare()
+        assert prepared.computed_tokens == 0, "not in the store"
+        prepared_s = time.perf_counter() - begun - opened_s
+        session._make_engine(len(session.prompt.ids) + 1000)  # load the weights
+        from_disk = []
+        answers = []
+        for _ in range(2):
+            before = bytes_from_disk()
+            answers.append(session.ask(arguments.question, lambda text: None))
+            from_disk.append(bytes_from_disk() - before)
+        entry = session._kv.entry if session._kv is not None else None
+        assert entry is not None
+        checked = checked_bytes(entry)
+    report = {
+        "prompt_tokens": prepared.prompt_tokens,
+        "open_session_s": round(opened_s, 2),
+        "open_entry_s": round(prepared_s, 3),
+        "weights_s": round(session.times_s["model_load"], 2),
+        "first_token_s": [round(answer.times_s["first_token"], 2) for answer in answers],
+        "generated_tokens": answers[0].generated_tokens,
+        "kv_bytes": checked["all"],
+        "checked_share_of_k": round(2 * checked["K"] / checked["all"], 3),
+        "checked_share_of_v": round(2 * checked["V"] / checked["all"], 3),
+        "checked_share": round((checked["K"] + checked["V"]) / checked["all"], 3),
+        "from_disk_bytes": from_disk,
+        "opening_from_disk_bytes": bytes_from_disk() - read - sum(from_disk),
+    }
+    sys.stdout.write(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+"""What this machine was measured to do, and what is said of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.session.conftest import TEXT, Recorder
+from tsdoc.home import Home
+from tsdoc.session import Session
+from tsdoc.session.calibration import MAX_MEASURED, Calibration, PeakMemory, read_all
+from tsdoc.session.forecast import Forecast
+from tsdoc.session.results import Estimate
+
+Start = Callable[..., Session]
+
+
+def calibration(home: Home, **changes: str) -> Calibration:
+    return Calibration(
+        **{"home": home, "model_key": "ab" * 16, "device": "cpu", "threads": 2, **changes}  # type: ignore[arg-type]
+    )
+
+
+def estimate(prefill_s: float | None) -> Estimate:
+    return Estimate(
+        prompt_tokens=100_000,
+        reused_tokens=20_000,
+        prefill_tokens=80_000,
+        prefill_s=prefill_s,
+        kv_bytes=1_300_000_000,
+        free_disk_bytes=40_000_000_000,
+        memory_bytes=700_000_000 if prefill_s else None,
+    )
+
+
+def test_a_measured_rate_is_known_to_the_next_process_for_this_model_and_device(home: Home) -> None:
+    calibration(home).note(4096, 40.96, 5_000)
+    known = calibration(home).read()
+    assert known is not None
+    assert (known.tokens_per_s, known.memory_bytes) == (100.0, 5_000)
+    assert calibration(home, device="cuda").read() is None
+    assert calibration(home, model_key="cd" * 16).read() is None
+    assert (home.root / "calibration.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_rate_is_the_mean_of_the_last_and_what_was_known(home: Home) -> None:
+    for seconds in (10.0, 20.0):
+        calibration(home).note(1000, seconds, 1)
+    known = calibration(home).read()
+    assert known is not None
+    assert known.tokens_per_s == 75.0
+
+
+def test_a_few_tokens_say_nothing(home: Home) -> None:
+    calibration(home).note(100, 1.0, 1)
+    assert calibration(home).read() is None
+    assert not home.root.exists()
+
+
+def test_the_file_does_not_grow_without_end(home: Home) -> None:
+    for number in range(MAX_MEASURED + 5):
+        calibration(home, model_key=f"{number:032x}").note(1000, 1.0, 1)
+    assert len(read_all(home)) == MAX_MEASURED
+    assert calibration(home, model_key=f"{0:032x}").read() is None
+
+
+@pytest.mark.parametrize("damage", [b"", b"{}", b"nonsense", b"\xff" * 100])
+def test_a_damaged_file_is_as_if_nothing_were_known(home: Home, damage: bytes) -> None:
+    calibration(home).note(1000, 1.0, 1)
+    (home.root / "calibration.json").write_bytes(damage)
+    assert calibration(home).read() is None
+    calibration(home).note(1000, 1.0, 1)
+    assert calibration(home).read() is not None
+
+
+def test_where_nothing_can_be_written_nothing_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    calibration(Home(tmp_path / "file" / "home")).note(1000, 1.0, 1)
+
+
+def test_a_long_prefill_is_said_before_it_begins_and_compared_afterwards(home: Home) -> None:
+    reporter = Recorder()
+    reporter.start("prefill", 100_000, "tokens")
+    with Forecast(estimate(1200.0), calibration(home), reporter, kept=True) as forecast:
+        (before,) = reporter.notes
+        forecast.advance(100_000)
+    assert before.startswith("80,000 tokens to read: about 20 min at 67 tokens/s, 1.3 GB of disk")
+    assert "(40.0 GB still free), 700.0 MB of memory; Ctrl-C is safe; --pages" in before
+    assert reporter.notes[1].startswith("read 80,000 tokens in 0 s (20 min estimated)")
+    assert forecast.outcome is not None
+    known = calibration(home).read()
+    assert known is not None
+    assert known.memory_bytes == forecast.outcome.memory_bytes > 0
+
+
+def test_a_short_one_is_not_worth_a_word(home: Home) -> None:
+    reporter = Recorder()
+    reporter.start("prefill", 100_000, "tokens")
+    with Forecast(estimate(30.0), calibration(home), reporter, kept=True) as forecast:
+        forecast.advance(100_000)
+    assert reporter.notes == []
+
+
+def test_an_unknown_machine_is_measured_on_the_first_block(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reporter = Recorder()
+    reporter.start("prefill", 100_000, "tokens")
+    clock = iter([0.0, 100.0, 101.0])
+    with monkeypatch.context() as patches:
+        patches.setattr(time, "perf_counter", lambda: next(clock))
+        with Forecast(estimate(None), calibration(home), reporter, kept=False) as forecast:
+            assert reporter.notes == []
+            forecast.advance(24_096)
+            assert reporter.notes[0].startswith(
+                "75,904 tokens to read: about 31 min at 41 tokens/s;"
+            )
+            assert "nothing is kept" in reporter.notes[0]
+            forecast.advance(100_000)
+    assert len(reporter.notes) == 2
+
+
+def test_an_interrupted_prefill_is_measured_up_to_its_last_block(home: Home) -> None:
+    reporter = Recorder()
+    reporter.start("prefill", 100_000, "tokens")
+    with (
+        pytest.raises(KeyboardInterrupt),
+        Forecast(estimate(None), calibration(home), reporter, kept=True) as forecast,
+    ):
+        time.sleep(0.1)
+        forecast.advance(24_096)
+        time.sleep(0.3)
+        raise KeyboardInterrupt
+    assert forecast.outcome is None
+    known = calibration(home).read()
+    assert known is not None
+    assert known.tokens_per_s > 4096 / 0.3
+
+
+def test_memory_is_watched_by_what_the_process_has_for_itself() -> None:
+    with PeakMemory() as memory:
+        block = np.ones(50_000_000, np.uint8)
+        time.sleep(0.6)
+        del block
+    with PeakMemory() as later:
+        pass
+    assert memory.peak_bytes > later.peak_bytes + 40_000_000
+
+
+def test_a_second_document_is_estimated_from_the_first(start: Start, document: Path) -> None:
+    with start() as session:
+        assert session.estimate().prefill_s is None
+        first = session.prepare()
+    assert first.outcome is not None
+    assert first.estimate.prefill_tokens == first.computed_tokens
+    document.write_text("Another text.\n" + TEXT, encoding="utf-8")
+    with start() as session:
+        guess = session.estimate()
+        second = session.prepare()
+    assert guess.prefill_s is not None
+    assert guess.memory_bytes == first.outcome.memory_bytes
+    free = second.estimate.free_disk_bytes  # less than at first: the space is reserved
+    assert second.estimate == replace(guess, free_disk_bytes=free)
+    with start() as session:
+        again = session.prepare()
+    assert (again.outcome, again.estimate.prefill_s, again.computed_tokens) == (None, 0.0, 0)
