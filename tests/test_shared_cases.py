@@ -329,11 +329,12 @@ def test_answers_come_out_in_any_encoding(
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("delay_s", [0.2, 1, 3, 12])
+@pytest.mark.parametrize("delay_s", [1.5, 3, 15])  # before, Python itself is not up yet
 def test_ctrl_c_ends_in_one_line_and_leaves_nothing_half_done(
     cases: dict[str, Case], tmp_path: Path, tiny: list[str], delay_s: float
 ) -> None:
     source = str(cases["cli/ctrl_c"].folder / "doc.txt")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background ignore it
     with start("ask", source, "Which item?", *tiny, "--quiet", home=tmp_path) as process:
         time.sleep(delay_s)
         process.send_signal(signal.SIGINT)

@@ -125,10 +125,20 @@ def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
 def test_any_encoding_of_stdout_does(tmp_path: Path, encoding: str) -> None:
     file = tmp_path / "symbols.txt"
     file.write_text("arrow → check ✓ snow ☃ emoji 😀 ligature ﬁ\n", encoding="utf-8")
-    for command in (["text"], ["tokens", "--offline", "--model", NOWHERE]):
+    for command in (["text"], ["tokens", "--offline"]):
         done = run(*command, str(file), env={"PYTHONIOENCODING": encoding})
         assert done.returncode == 0
         assert "Traceback" not in done.stderr
+
+
+def test_tokens_of_a_model_that_is_no_file_are_not_estimated(tmp_path: Path) -> None:
+    file = tmp_path / "a.txt"
+    file.write_text("Some words.\n")
+    done = run("tokens", str(file), "--model", "tiny")
+    assert (done.returncode, done.stdout) == (4, "")
+    assert "For the profile of that name: --profile tiny." in done.stderr
+    estimated = run("tokens", str(file), "--offline")
+    assert (estimated.returncode, "≈" in estimated.stdout) == (0, True)
 
 
 def wait_and_interrupt(script: str, *, times: int) -> tuple[int, str, float]:

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Iterator
 
 from tests.cli.conftest import Cli, FakeServices, make_document
-from tsdoc.cli.counting import Node, build_tree, count_document, tree_lines
-from tsdoc.ingest.document import PageStart, Section
+from tsdoc.cli.counting import Counts, Node, build_tree, count_document, tree_lines
+from tsdoc.ingest.document import Document, PageStart, Section, SourceFile
 from tsdoc.prompt.layout import prompt_text
 
 
@@ -67,6 +67,24 @@ def test_sections_of_pages_tell_their_pages() -> None:
     counts = count_document(document, count_words, tree_tokens=0)
     labels = [label for _, label in tree_lines(build_tree(document, counts), max_children=None)]
     assert labels == ["total", "└─ big.txt", "   └─ One (p. 3-9)"]
+
+
+def test_a_heading_with_text_and_headings_below_it_is_one_line() -> None:
+    sections = tuple(
+        Section(file=0, titles=titles, text="x", first_line=line)
+        for line, titles in ((1, ("One",)), (5, ("One", "A")), (9, ("One", "B")), (12, ("Two",)))
+    )
+    file = SourceFile(name="a.md", path=None, kind="markdown", num_bytes=1, sha256="0")
+    document = Document(name="a.md", files=(file,), sections=sections)
+    counts = Counts(sections=(7, 4, 3, 2), contents=0, estimated=False)
+    assert list(tree_lines(build_tree(document, counts), max_children=None)) == [
+        (16, "total"),
+        (16, "└─ a.md"),
+        (14, "   ├─ One (line 1)"),
+        (4, "   │  ├─ A (line 5)"),
+        (3, "   │  └─ B (line 9)"),
+        (2, "   └─ Two (line 12)"),
+    ]
 
 
 def test_many_children_are_summed_up() -> None:

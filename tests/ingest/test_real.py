@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 import zipfile
 from collections import Counter
@@ -76,6 +77,58 @@ def test_every_spine_item_of_an_epub_is_read_once() -> None:
             longest = max(runs, key=len, default="").strip()
             assert longest in text or not longest, name
     assert text.count("This manual serves as a single access point") == 1
+
+
+def test_an_epub_has_as_many_words_as_its_spine() -> None:
+    path = REAL / "epub" / "live-manual.en.epub"
+    with zipfile.ZipFile(path) as archive:
+        package = next(name for name in archive.namelist() if name.endswith(".opf"))
+        text = archive.read(package).decode()
+        hrefs = dict(re.findall(r'<item id="([^"]+)"[^>]*? href="([^"#]+)', text))
+        hrefs |= {b: a for a, b in re.findall(r'<item href="([^"#]+)[^>]*? id="([^"]+)"', text)}
+        spine = re.findall(r'<itemref[^>]*? ?idref="([^"]+)"', text)
+        assert len(spine) == 190
+        folder = package.rpartition("/")[0]
+        members = dict.fromkeys(f"{folder}/{hrefs[name]}".lstrip("/") for name in spine)
+        expected = sum(
+            len(re.findall(r"\w+", visible_words(archive.read(member).decode())))
+            for member in members
+        )
+    found = len(re.findall(r"\w+", whole(read(path))))
+    assert abs(found - expected) <= 0.002 * expected
+
+
+def visible_words(page: str) -> str:
+    body = page.partition("<body")[2].partition(">")[2]
+    return html.unescape(re.sub(r"<[^>]*>", " ", body))
+
+
+@pytest.mark.parametrize(
+    ("name", "needle"),
+    [
+        ("pdf/debian-policy.pdf", "This manual describes the policy requirements"),
+        ("pdf/R-lang.pdf", "R is a system for statistical computation and graphics"),
+        ("pdf/docbook-xsl-reference.pdf", "admon.graphics"),
+    ],
+)
+def test_pages_are_those_that_another_reader_finds(name: str, needle: str) -> None:
+    import pypdfium2
+
+    words = needle.split()
+    raw = pypdfium2.PdfDocument(REAL / name)
+    pages = [
+        number
+        for number, page in enumerate(raw, 1)
+        if needle in " ".join(page.get_textpage().get_text_range().split())
+    ]
+    raw.close()
+    document = read(REAL / name)
+    found = set()
+    for number, section in enumerate(document.sections):
+        for match in re.finditer(r"\s+".join(map(re.escape, words)), section.text):
+            found.add(document.locate(number, match.start()).page)
+    assert sorted(found) == pages
+    assert pages
 
 
 def test_a_novel_in_epub_keeps_its_stories() -> None:

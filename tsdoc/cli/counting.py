@@ -65,10 +65,17 @@ def count_document(document: Document, count: CountTexts | None, *, tree_tokens:
 def build_tree(document: Document, counts: Counts) -> Node:
     """Returns the tree of folders, files and headings; the root is the whole document."""
     root = Node("total", tokens=counts.total)
+    parents = {
+        (section.file, section.titles[:depth])
+        for section in document.sections
+        for depth in range(1, len(section.titles))
+    }
     for number, section in enumerate(document.sections):
-        tokens = counts.sections[number]
-        for node in _path(root, document, section, number):
-            node.tokens += tokens
+        # Text right under a heading that has others below it belongs to that heading's own line.
+        is_parent = (section.file, section.titles) in parents
+        key = section.titles[-1] if is_parent else str(number)
+        for node in _path(root, document, section, key):
+            node.tokens += counts.sections[number]
     if counts.contents:
         root.child(CONTENTS, CONTENTS).tokens = counts.contents
     return root
@@ -121,8 +128,8 @@ def place(section: Section) -> str:
     return begins
 
 
-def _path(root: Node, document: Document, section: Section, number: int) -> Iterator[Node]:
-    """Yields the nodes a section counts into, below the root."""
+def _path(root: Node, document: Document, section: Section, key: str) -> Iterator[Node]:
+    """Yields the nodes a section counts into, below the root; `key` is that of the innermost."""
     *folders, name = document.files[section.file].name.split("/")
     node = root
     for folder in folders:
@@ -136,7 +143,7 @@ def _path(root: Node, document: Document, section: Section, number: int) -> Iter
     if section.titles:
         where = place(section)
         label = f"{section.titles[-1]} ({where})" if where else section.titles[-1]
-        yield node.child(f"{number}", label)
+        yield node.child(key, label)
 
 
 def _branches(parent: Node, indent: str, max_children: int | None) -> Iterator[tuple[str, Node]]:

@@ -185,6 +185,8 @@ class Services:
                 on_progress=_bytes(reporter),
             )
         except (ModelError, ResourceError) as error:
+            if not settings.model.source.startswith(("default", "hf:", "pypi:")):
+                raise  # a path, given by the user and of no use
             where = error.where or settings.model.source
             reporter.warn("estimated", where, f"{error.message}; the counts are estimates")
             return None
