@@ -70,8 +70,8 @@ def short() -> Iterator[None]:
         patch.setattr(full, "SAMPLE_LIMIT_S", 0.01)
         patch.setattr(keep, "LEAST_PROBE", 1 << 16)
         patch.setattr(keep, "PROBE_PART", 1 << 15)
-        patch.setattr(roofline, "COPY_BYTES", {"cpu": 1 << 16})
-        patch.setattr(roofline, "PRODUCT_SIZE", {"cpu": 64})
+        patch.setattr(roofline, "COPY_BYTES", {"cpu": 1 << 16, "cuda": 1 << 24})
+        patch.setattr(roofline, "PRODUCT_SIZE", {"cpu": 64, "cuda": 1024})
         patch.setattr(
             sweep, "VALUES", {"top_k": (32, 128), "theta": (None, -1.0), "chunk": (32, 64, 100)}
         )

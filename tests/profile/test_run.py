@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.profile.conftest import make_request, make_settings
+from tests.profile.conftest import SHAPE, make_request, make_settings
 from tests.session.conftest import Recorder
 from tsdoc.errors import ResourceError, UsageError
 from tsdoc.home import Home
@@ -185,3 +185,28 @@ def test_made_up_text_has_exactly_the_wanted_length(
     settings = make_settings(model={"source": str(model_directory), "shape": None})
     prompt = make_prompt(settings, make_request(num_tokens=num_tokens, random_weights=False))
     assert len(prompt.ids) == num_tokens  # type: ignore[attr-defined]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_tokens", [4096, 5000])
+def test_the_same_on_cuda(tmp_path: Path, num_tokens: int) -> None:
+    sizes = {"num_hidden_layers": 3, "hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+    settings = make_settings(
+        model={"shape": {**SHAPE, **sizes}},
+        engine={"device": "cuda", "prefill_block": 1024},
+        selection={"n_init": 64, "n_local": 256, "top_k": 512, "chunk_size": 256},
+    )
+    report, recorder = run_in(
+        tmp_path, settings=settings, num_tokens=num_tokens, compare_full=True, sweeps=("theta",)
+    )
+    assert recorder.warnings == []
+    assert report.prefill.warm_up_s > 0
+    assert report.prefill.blocks[-1].end == num_tokens
+    assert all(kernel.seconds > 0 for kernel in report.kernels)
+    assert report.device_peak_bytes
+    assert report.kept is not None
+    assert report.warm is not None
+    assert report.full is not None
+    assert not report.full.measured
+    assert report.decode[-1].hit_ratio
+    assert list(tmp_path.iterdir()) == []
