@@ -73,17 +73,19 @@ def decode_runs(bench: Bench, on_run: Callable[[str], None]) -> tuple[DecodeRun,
     return tuple(runs)
 
 
-def theta_curve(bench: Bench) -> tuple[DecodeRun, ...]:
+def theta_curve(bench: Bench, on_run: Callable[[str], None]) -> tuple[DecodeRun, ...]:
     """Hits and speed for several thresholds; nothing where nothing is selected."""
     engine = bench.engine()
     if not is_selective(bench, engine, bench.num_tokens):
         return ()
-    return tuple(
-        measure_decode(
-            bench, engine, f"theta {theta:g}", theta, steps=CURVE_STEPS, limit_s=CURVE_LIMIT_S
+    runs = []
+    for theta in CURVE:
+        name = f"theta {theta:g}"
+        on_run(name)
+        runs.append(
+            measure_decode(bench, engine, name, theta, steps=CURVE_STEPS, limit_s=CURVE_LIMIT_S)
         )
-        for theta in CURVE
-    )
+    return tuple(runs)
 
 
 def is_selective(bench: Bench, engine: Engine, start: int) -> bool:

@@ -130,7 +130,7 @@ def theta_figures(report: Report) -> tuple[Markup, Markup] | None:
             width=HALF, height=230, points=True,
         ),
         line_chart(
-            [speed], x_label="theta", y_label="ms per token, p50", show_x=_plain, show_y=three,
+            [speed], x_label="theta", y_label="ms per token, p50", show_x=_plain, show_y=short_text,
             width=HALF, height=230, points=True,
         ),
     )  # fmt: skip

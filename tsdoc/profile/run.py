@@ -177,7 +177,7 @@ def _measure(
         decode = decode_runs(bench, _renaming(reporter, "decode"))
     peak = bench.timer.peak_bytes()
     with _stage(reporter, "decode at several thetas"):
-        curve = theta_curve(bench)
+        curve = theta_curve(bench, _renaming(reporter, "decode"))
     with _stage(reporter, "kernels one by one"):
         counted = traffic(device, prompt.compute_dtype, settings.engine.kv_dtype)
         kernels = prefill_kernels(bench, prefill, counted, ceilings)

@@ -56,8 +56,8 @@ def nice_step(least: float) -> float:
 def make_axes(
     xs: Sequence[float], ys: Sequence[float], width: int, height: int, *, log_y: bool = False
 ) -> tuple[Axis, Axis]:
-    """Scales that hold all of `xs` and `ys`; a linear y begins at 0."""
-    x = Axis(low=min(xs), high=max(xs), begin=LEFT, end=width - RIGHT)
+    """Scales that hold all of `xs` and `ys` and, unless logarithmic, begin at 0."""
+    x = Axis(low=min(0.0, *xs), high=max(xs), begin=LEFT, end=width - RIGHT)
     high = max([*ys, 1e-12])
     low = min((y for y in ys if y > 0), default=high) / 1.3 if log_y else 0.0
     top = high * (1.3 if log_y else 1.06)

@@ -14,7 +14,6 @@ from markupsafe import Markup
 
 from tsdoc.report.axes import (
     BOTTOM,
-    RIGHT,
     TOP,
     WIDE,
     Axis,
@@ -25,9 +24,11 @@ from tsdoc.report.axes import (
     svg,
     text,
 )
+from tsdoc.report.numbers import short_text
 from tsdoc.terminal import visible
 
-ROW = 30  # units per bar or strip
+ROW = 30  # units per bar
+MARK_ROOM = 84  # for the words beside the last mark
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,11 +194,12 @@ def strip_chart(
     values = [v for strip in strips for v in strip.values]
     room = 46
     height = room * len(strips) + BOTTOM
-    x = Axis(
-        low=0, high=max(values, default=1.0) * 1.04 or 1.0, begin=label_width, end=width - RIGHT
-    )
+    x = Axis(low=0, high=max(values, default=0.0) or 1.0, begin=label_width, end=width - MARK_ROOM)
     base = height - BOTTOM
-    parts = [grid_x(x, show, 0, base), text((x.begin + x.end) / 2, height - 6, x_label, "axis mid")]
+    parts = [
+        grid_x(x, short_text, 0, base),
+        text((x.begin + x.end) / 2, height - 6, x_label, "axis mid"),
+    ]
     for row, strip in enumerate(strips):
         middle = row * room + room / 2
         parts.append(text(label_width - 12, middle + 4, strip.name, "label end"))
