@@ -36,8 +36,11 @@ def template(model_directory: Path, tokenizer: TextTokenizer) -> ChatTemplate:
 def run_eval(home: Home, model_directory: Path) -> Callable[..., EvalReport]:
     """Evaluates the small random model; keyword arguments are the request's."""
 
-    def run(reporter: Recorder | None = None, **request: Any) -> EvalReport:
-        settings = Settings.model_validate({**SMALL, "model": {"source": str(model_directory)}})
+    def run(
+        reporter: Recorder | None = None, *, kv_dtype: str = "bfloat16", **request: Any
+    ) -> EvalReport:
+        groups = {**SMALL, "engine": {**SMALL["engine"], "kv_dtype": kv_dtype}}
+        settings = Settings.model_validate({**groups, "model": {"source": str(model_directory)}})
         return evaluate(
             EvalRequest(**{"items": 2, "haystacks": 1, **request}),
             settings=settings,

@@ -6,12 +6,19 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+import transformers
 
 from tests.session.conftest import Recorder
 from tsdoc.errors import UsageError
 from tsdoc.eval.evaluate import EvalReport
+from tsdoc.eval.plan import Plan
+from tsdoc.eval.tasks import find_task
 from tsdoc.home import Home
+from tsdoc.prompt.chat import ChatTemplate
+from tsdoc.prompt.tokenizer import TextTokenizer
 
 Run = Callable[..., EvalReport]
 
@@ -128,6 +135,46 @@ def test_a_benchmarks_file_is_its_own_task(run_eval: Run, tmp_path: Path) -> Non
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
     report = run_eval(files=(path,), items=3)
     assert [(c.task, c.length, c.n) for c in report.cells] == [("InfiniteBench/passkey", 0, 3)]
+
+
+def test_full_attention_says_what_transformers_says_on_the_same_items(
+    run_eval: Run, model_directory: Path, tokenizer: TextTokenizer, template: ChatTemplate
+) -> None:
+    tasks = ("passkey", "math_find", "niah_multikey_1")
+    request = {"tasks": tasks, "lengths": (900,), "items": 1}
+    report = run_eval(policies=("full", "tokenselect:top_k=4096"), kv_dtype="float32", **request)
+    model = transformers.AutoModelForCausalLM.from_pretrained(model_directory).eval()
+    plan = Plan(
+        tasks=tuple(map(find_task, tasks)), lengths=(900,), items=1, haystacks=1, seed=0,
+        background=None, document=(),
+    )  # fmt: skip
+    said = {}
+    for job in plan.jobs():
+        haystack = job.build(tokenizer, template)
+        prompt = torch.from_numpy(np.concatenate((haystack.ids, haystack.question_ids[0])))[None]
+        with torch.no_grad():
+            out = model.generate(
+                prompt.long(),
+                attention_mask=torch.ones_like(prompt),
+                do_sample=False,
+                max_new_tokens=haystack.questions[0].max_new_tokens,
+                pad_token_id=0,
+            )
+        tokens = out[0, prompt.shape[1] :].tolist()
+        said[job.task_name] = tokenizer.decode([t for t in tokens if t != 1])
+    assert len(report.items) == 6
+    assert all(item.prediction == said[item.task] for item in report.items)
+
+
+def test_a_policy_outside_its_window_is_left_out_with_a_warning(run_eval: Run) -> None:
+    recorder = Recorder()
+    report = run_eval(
+        recorder, tasks=("passkey",), lengths=(800, 5000), policies=("full", "streaming_llm")
+    )
+    assert [(c.policy, c.length) for c in report.cells] == [
+        ("full", 800), ("streaming_llm", 800), ("streaming_llm", 5000),
+    ]  # fmt: skip
+    assert [code for code, _, _ in recorder.warnings] == ["outside_window"]
 
 
 def test_a_length_of_the_whole_document_needs_one(run_eval: Run) -> None:

@@ -140,7 +140,8 @@ def evaluate(
     header = _header(opened, settings, device, compute_dtype, plan)
     results = ResultFile(_path(request, home, settings, header), header)
     jobs = plan.jobs()
-    loaded = load_model(opened.model, settings.engine, compute_dtype, device, keep=False)
+    copies = any(choice.copies for choice in choices)
+    loaded = load_model(opened.model, settings.engine, compute_dtype, device, keep=copies)
     Evaluation(
         jobs=jobs,
         policies=choices,

@@ -112,9 +112,13 @@ class ResultFile:
     def _append(self, lines: str) -> None:
         assert self.path is not None  # noqa: S101 - asked before
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+        # One call: several processes may append to the same file.
         try:
-            with os.fdopen(os.open(self.path, flags, 0o600), "a", encoding="utf-8") as file:
-                file.write(f"{lines}\n")
+            number = os.open(self.path, flags, 0o600)
+            try:
+                os.write(number, f"{lines}\n".encode())
+            finally:
+                os.close(number)
         except OSError as error:
             raise ResourceError(
                 f"results cannot be kept ({error.strerror})", where=str(self.path)

@@ -13,9 +13,6 @@ def chunk_attention(
 ) -> torch.Tensor:
     """Attention of a chunk whose keys are the last `num_tokens` of `k`.
 
-    The tokens before need no mask, so they go through the fused kernel packed by KV head; only
-    the chunk's own square is causal. The two partial results merge by their log-sum-exp.
-
     Args:
         q: [num_qo_heads, num_tokens, head_dim], rotated.
         k: [num_kv_heads, num_before + num_tokens, head_dim], rotated.
@@ -25,13 +22,22 @@ def chunk_attention(
     Returns:
         [num_qo_heads, num_tokens, head_dim].
     """
-    num_qo_heads, num_tokens, head_dim = q.shape
-    num_kv_heads = k.shape[0]
-    group = num_qo_heads // num_kv_heads
+    return chunk_attention_lse(q, k, v, num_before=num_before)[0]
+
+
+def chunk_attention_lse(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, num_before: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`chunk_attention` and its log-sum-exp [num_qo_heads, num_tokens].
+
+    The tokens before need no mask, so they go through the fused kernel packed by KV head; only
+    the chunk's own square is causal. The two partial results merge by their log-sum-exp.
+    """
+    num_tokens = q.shape[1]
+    group = q.shape[0] // k.shape[0]
     if num_tokens == 1:
-        packed = q.view(num_kv_heads, group, head_dim)
-        return _fused(packed, k, v, causal=False)[0].reshape(num_qo_heads, 1, head_dim)
-    own, own_lse = _fused(
+        return plain_attention(q, k, v)
+    own = _fused(
         q,
         k[:, num_before:].repeat_interleave(group, dim=0),
         v[:, num_before:].repeat_interleave(group, dim=0),
@@ -39,19 +45,51 @@ def chunk_attention(
     )
     if num_before == 0:
         return own
-    packed = q.reshape(num_kv_heads, group * num_tokens, head_dim)
-    before, before_lse = _fused(packed, k[:, :num_before], v[:, :num_before], causal=False)
-    share = torch.sigmoid(before_lse.reshape(num_qo_heads, num_tokens) - own_lse)
-    return torch.lerp(own, before.reshape(own.shape), share.unsqueeze(-1))
+    return merge_attention(own, plain_attention(q, k[:, :num_before], v[:, :num_before]))
+
+
+def plain_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of every query to every key, without a mask, and its log-sum-exp.
+
+    Args:
+        q: [num_qo_heads, num_tokens, head_dim], rotated.
+        k: [num_kv_heads, num_keys, head_dim], rotated.
+        v: Same shape.
+
+    Returns:
+        [num_qo_heads, num_tokens, head_dim] and [num_qo_heads, num_tokens].
+    """
+    num_kv_heads, _, head_dim = k.shape
+    out, lse = _fused(q.reshape(num_kv_heads, -1, head_dim), k, v, causal=False)
+    return out.reshape(q.shape), lse.reshape(q.shape[:2])
+
+
+def merge_attention(
+    a: tuple[torch.Tensor, torch.Tensor], b: tuple[torch.Tensor, torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Joins the attention of the same queries to two sets of keys, each with its log-sum-exp."""
+    (a_out, a_lse), (b_out, b_lse) = a, b
+    share = torch.sigmoid(b_lse - a_lse).unsqueeze(-1)
+    out = torch.lerp(a_out.to(share.dtype), b_out.to(share.dtype), share)
+    return out.to(a_out.dtype), torch.logaddexp(a_lse, b_lse)
 
 
 def _fused(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Torch's CPU flash attention: output [heads, n, head_dim] and log-sum-exp [heads, n]."""
-    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0), 0.0, causal
-    )
+    """Torch's flash attention: output [heads, n, head_dim] and log-sum-exp [heads, n]."""
+    batch = (q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0))
+    if not q.is_cuda:
+        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*batch, 0.0, causal)
+    elif q.itemsize == 2:
+        out, lse = torch.ops.aten._scaled_dot_product_flash_attention(*batch, 0.0, causal)[:2]
+    else:  # its log-sum-exp is padded to a multiple of 32 queries
+        out, lse = torch.ops.aten._scaled_dot_product_efficient_attention(
+            *batch, None, True, 0.0, causal
+        )[:2]
+        lse = lse[..., : q.shape[1]]
     return out.squeeze(0), lse.squeeze(0)
 
 

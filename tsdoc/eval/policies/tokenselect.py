@@ -20,6 +20,9 @@ class TokenSelect:
     Args:
         context: Model and settings.
         changes: Settings of this policy, by group.
+
+    Attributes:
+        piece: K and V of the haystack; on a GPU only where the backend copies them back.
     """
 
     def __init__(self, context: ModelContext, changes: Mapping[str, Mapping[str, object]]) -> None:
@@ -35,20 +38,23 @@ class TokenSelect:
             question_chunk_size=self._settings.engine.question_chunk_size,
             backend=context.backend,
         )
-        self._piece = self._make_piece(0, 1)
+        self.piece = self._make_piece(0, 1)
         self._num_tokens = 0
 
     def prefill(self, ids: Ids, on_tokens: Callable[[int], None]) -> None:
         """See `Contender.prefill`."""
+        import torch
+
         self._check_memory(len(ids))
-        self._piece, self._num_tokens = self._make_piece(0, len(ids)), len(ids)
+        self.piece, self._num_tokens = self._make_piece(0, len(ids)), len(ids)
         self._engine.prefill(
-            [self._piece],
+            [self.piece],
             ids,
             0,
             prefill_block=self._settings.engine.prefill_block,
             on_block=on_tokens,
         )
+        torch.zeros(1, device=self._context.backend.device).item()  # waits for the device
 
     def answer(self, question: Ids, max_new_tokens: int) -> Reply:
         """See `Contender.answer`."""
@@ -59,7 +65,7 @@ class TokenSelect:
         begun = time.perf_counter()
         first = begun
         generation = self._engine.generate(
-            [self._piece, tail],
+            [self.piece, tail],
             question.tolist(),
             start,
             GenerationConfig(
