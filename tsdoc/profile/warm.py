@@ -94,10 +94,11 @@ def _follow(process: subprocess.Popen[str], job: dict[str, Any], begun: float) -
         return stages
     finally:
         process.stdin = None
-    for name in STAGES:
-        said, _, moment = process.stdout.readline().strip().partition("\t")
-        if said != name:
+    for line in process.stdout:  # libraries may have something to say as well
+        said, _, moment = line.strip().partition("\t")
+        if said == STAGES[len(stages)]:
+            stages[said] = float(moment) - last
+            last = float(moment)
+        if len(stages) == len(STAGES):
             break
-        stages[name] = float(moment) - last
-        last = float(moment)
     return stages
