@@ -268,3 +268,37 @@ def test_a_page_of_digits_alone_is_read(pdf: Path) -> None:
     pdf.write_bytes(make_pdf([lines("2024"), lines("a page")]))
     document = read(pdf)
     assert (whole(document), document.warnings) == ("2024\na page\n", ())
+
+
+CRASHING = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[1])
+from tsdoc.ingest import pdf_pdfium, pdf_pypdf, worker_main
+
+def crash_on_the_third_page(reader):
+    text = reader.text
+    def crashing(self, index):
+        if index == 2:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return text(self, index)
+    reader.text = crashing
+
+crash_on_the_third_page(pdf_pdfium.PdfiumFile)
+crash_on_the_third_page(pdf_pypdf.PypdfFile)
+worker_main.main()
+"""
+
+
+def test_a_crash_of_a_reader_names_its_page_and_loses_nothing_else(
+    pdf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tsdoc.ingest.worker._START", CRASHING)
+    pdf.write_bytes(make_pdf([lines(f"page number {n}") for n in range(1, 6)]))
+    (tmp_path / "next.html").write_text("<p>another file")
+    document = read(pdf, tmp_path / "next.html")
+    assert whole(document).split("\n")[:-2] == [f"page number {n}" for n in (1, 2, 4, 5)] + [
+        "another file"
+    ]
+    assert [(w.code, w.where) for w in document.warnings] == [("page_failed", "in.pdf, page 3")]
+    assert "crashed the reader (SIGSEGV)" in document.warnings[0].message
+    assert document.locate(0, whole(document).index("number 4")).page == 4
