@@ -144,7 +144,6 @@ def test_another_haystack_starts_afresh(policy: str, context: ModelContext) -> N
 def test_an_answer_after_tokenselects_prefill_reads_its_keys(context: ModelContext) -> None:
     ids = token_ids(430)
     both = parse_policy("full:prefill=tokenselect", context.settings)
-    assert both.copies
     run = both.start(context)
     seeing_all = dataclasses.replace(
         context, settings=context.settings.model_copy(

@@ -61,7 +61,7 @@ class Generation:
 
     def keep(self) -> None:
         """Brings K and V of [start, end) into the pieces, for what is asked next."""
-        self.cache.save(self.start, self.end, always=True).wait()
+        self.cache.save(self.start, self.end).wait()
 
     def __iter__(self) -> Iterator[int]:
         config = self.config

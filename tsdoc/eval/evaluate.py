@@ -140,8 +140,7 @@ def evaluate(
     header = _header(opened, settings, device, compute_dtype, plan)
     results = ResultFile(_path(request, home, settings, header), header)
     jobs = plan.jobs()
-    copies = any(choice.copies for choice in choices)
-    loaded = load_model(opened.model, settings.engine, compute_dtype, device, keep=copies)
+    loaded = load_model(opened.model, settings.engine, compute_dtype, device)
     Evaluation(
         jobs=jobs,
         policies=choices,

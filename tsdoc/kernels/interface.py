@@ -86,14 +86,8 @@ class DeviceCache(Protocol):
             CorruptPageError: a page does not match its checksum.
         """
 
-    def save(self, start: int, end: int, *, always: bool = False) -> Pending:
-        """Begins to bring K and V of [start, end) into the pieces, where they are not there yet.
-
-        Args:
-            start: First position.
-            end: Position after the last.
-            always: Also on a device that keeps a prompt's K and V to itself.
-        """
+    def save(self, start: int, end: int) -> Pending:
+        """Begins to bring K and V of [start, end) into the pieces that are on the host."""
 
     def write(self, layer: int, start: int, k: torch.Tensor, v: torch.Tensor) -> None:
         """Stores `k` and `v` [num_tokens, num_kv_heads, head_dim], without RoPE, as kv_dtype."""
@@ -164,8 +158,8 @@ class Backend(Protocol):
 
     Attributes:
         device: Where ids, RoPE tables and weights go.
-        save_ahead: Blocks that may be computed while an earlier one is still on its way to the
-            pieces.
+        save_ahead: Blocks that may be on their way to the pieces, or be kept there, while the next
+            one is computed.
     """
 
     device: torch.device

@@ -29,6 +29,10 @@ class KVPiece(Protocol):
     def capacity(self) -> int:
         """Number of tokens there is room for."""
 
+    @property
+    def on_host(self) -> bool:
+        """Whether there is memory behind it; without, K and V stay on the device."""
+
     def keys(self, layer: int) -> KVArray:
         """K of one layer, [capacity, num_kv_heads, head_dim]; writable while being written."""
 
@@ -56,6 +60,35 @@ KV_DTYPES: dict[str, type[np.uint16] | type[np.float32]] = {
 }
 
 
+class DevicePiece:
+    """K and V that only the device holds which computes them: no host memory is taken.
+
+    Args:
+        start: Position in the prompt of the first token.
+        capacity: Number of tokens there is room for.
+    """
+
+    on_host = False
+
+    def __init__(self, *, start: int, capacity: int) -> None:
+        self.start = start
+        self.capacity = capacity
+
+    def keys(self, layer: int) -> KVArray:
+        """There are none here."""
+        raise RuntimeError(f"K of layer {layer} are on the device alone")
+
+    def values(self, layer: int) -> KVArray:
+        """There are none here."""
+        raise RuntimeError(f"V of layer {layer} are on the device alone")
+
+    def check_keys(self, layer: int, start: int, end: int) -> None:
+        """The device's memory is trusted."""
+
+    def check_values(self, layer: int, positions: npt.NDArray[np.int64]) -> None:
+        """The device's memory is trusted."""
+
+
 class MemoryPiece:
     """K and V in memory: the question and answer of one turn, or a run without a store.
 
@@ -67,6 +100,8 @@ class MemoryPiece:
         head_dim: Numbers per head.
         kv_dtype: "bfloat16" or "float32".
     """
+
+    on_host = True
 
     def __init__(
         self,
@@ -105,3 +140,26 @@ class MemoryPiece:
 
     def check_values(self, layer: int, positions: npt.NDArray[np.int64]) -> None:
         """Memory is trusted."""
+
+
+def make_piece(
+    device: str,
+    *,
+    start: int,
+    capacity: int,
+    num_layers: int,
+    num_kv_heads: int,
+    head_dim: int,
+    kv_dtype: str,
+) -> KVPiece:
+    """Room for K and V that are kept nowhere: the CPU reads them in memory, a GPU holds them."""
+    if device != "cpu":
+        return DevicePiece(start=start, capacity=capacity)
+    return MemoryPiece(
+        start=start,
+        capacity=capacity,
+        num_layers=num_layers,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        kv_dtype=kv_dtype,
+    )

@@ -119,7 +119,7 @@ class TorchCache:
     def load(self, end: int) -> None:
         """See `DeviceCache.load`: pieces are read, and checked, where they lie."""
 
-    def save(self, start: int, end: int, *, always: bool = False) -> Arrived:
+    def save(self, start: int, end: int) -> Arrived:
         """See `DeviceCache.save`."""
         return Arrived()
 

@@ -77,7 +77,9 @@ class Transfer:
             pool.resident = last
 
     def save(self, pieces: Sequence[KVPiece], start: int, end: int) -> Saved:
-        """Begins to copy [start, end), computed on the current stream, into `pieces`."""
+        """Begins to copy [start, end), computed on the current stream, into pieces on the host."""
+        if not any(piece.on_host for piece, _, _ in covering(pieces, start, end)):
+            return Saved([])
         ready: Callable[[], None] = lambda: None  # noqa: E731
         if self._on_cuda:
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch gives it no types
@@ -112,6 +114,8 @@ class Transfer:
         with self._stream():
             ready()
         for piece, first, last in covering(pieces, start, end):
+            if not piece.on_host:
+                continue
             inside = slice(first - piece.start, last - piece.start)
             for target, source in (
                 (piece.keys(layer), self._pool.keys[layer]),

@@ -13,6 +13,7 @@ from tsdoc.kernels.rope import RopeTable
 from tsdoc.kernels.selection import SelectionConfig
 from tsdoc.kernels.transfer import Transfer
 from tsdoc.kernels.triton_cache import TritonCache
+from tsdoc.kernels.triton_decode import DecodeStarter
 from tsdoc.kernels.triton_parts import CacheParts
 from tsdoc.models.config import ModelConfig
 
@@ -28,8 +29,6 @@ class TritonBackend:
         kv_dtype: Type of the pool, "bfloat16" or "float32".
         compute_dtype: Type of queries and matrix products.
         device: A CUDA device; the CPU where kernels run in Triton's interpreter.
-        copy_back: Bring what is computed into the pieces; without that, a prompt that is kept
-            nowhere takes no host memory either.
     """
 
     save_ahead = 1
@@ -41,7 +40,6 @@ class TritonBackend:
         kv_dtype: str,
         compute_dtype: torch.dtype,
         device: torch.device,
-        copy_back: bool = True,
     ) -> None:
         self.device = device
         self.pool = PagePool(
@@ -59,7 +57,7 @@ class TritonBackend:
             compute_dtype=compute_dtype,
             device=device,
             num_sms=sms,
-            copy_back=copy_back,
+            decodes=DecodeStarter(),
         )
 
     def cache(

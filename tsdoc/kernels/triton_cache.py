@@ -14,7 +14,7 @@ from tsdoc.kernels.transfer import Saved
 from tsdoc.kernels.triton.query import selection_queries
 from tsdoc.kernels.triton.store import store_kv
 from tsdoc.kernels.triton_attention import ChunkAttention, TritonWindow
-from tsdoc.kernels.triton_decode import TritonDecode
+from tsdoc.kernels.triton_decode import TritonDecode, make_setup
 from tsdoc.kernels.triton_parts import CacheParts
 from tsdoc.kernels.triton_plan import Planner
 from tsdoc.kernels.triton_selection import SelectedRows, select_chunks, together
@@ -49,12 +49,10 @@ class TritonCache:
         self._parts.transfer.load(self._pieces, end)
         self._parts.pool.resident = end
 
-    def save(self, start: int, end: int, *, always: bool = False) -> Saved:
+    def save(self, start: int, end: int) -> Saved:
         """See `DeviceCache.save`."""
         pool = self._parts.pool
         pool.resident = max(pool.resident, end)
-        if not (self._parts.copy_back or always):
-            return Saved([])
         return self._parts.transfer.save(self._pieces, start, end)
 
     def write(self, layer: int, start: int, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -110,15 +108,16 @@ class TritonCache:
         """See `DeviceCache.start_decode`; `head_vote` is left to the host."""
         if self._config.function == "head_vote":
             return None
-        return TritonDecode(
-            pool=self._parts.pool,
-            rope=self._rope,
-            config=self._config,
-            compute_dtype=self._parts.compute_dtype,
-            device=self._parts.device,
-            num_sms=self._parts.num_sms,
+        parts = self._parts
+        setup = make_setup(
+            parts.pool,
+            self._rope,
+            self._config,
+            parts.compute_dtype,
+            parts.num_sms,
             position=position,
             theta=theta,
             max_hits=max_hits,
-            allowed=self._planner.prefix(allowed),
+            is_restricted=allowed is not None,
         )
+        return parts.decodes.start(setup, position, self._planner.prefix(allowed))

@@ -1,14 +1,14 @@
 """Decode steps on the device: hit or miss, selection, window and attention without the host.
 
-A step is the same launches whatever happens, so on CUDA it is captured as a graph once and
-replayed; kernels of a layer that hits return at once. Lengths and the position are read from
-device memory.
+A step is the same launches whatever happens, so on CUDA it is captured as a graph once per answer
+(about 20 ms for 28 layers) and replayed; kernels of a layer that hits return at once. Lengths and
+the position are read from device memory. Buffers serve one answer after the other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -20,82 +20,94 @@ from tsdoc.kernels.triton.decode_scores import decode_votes
 from tsdoc.kernels.triton.decode_step import LENGTH, LOOKUPS, STATE_SIZE, TOTAL_HITS, begin_step
 from tsdoc.kernels.triton.gather import gather_rotated
 from tsdoc.kernels.triton.tiles import LOG2_E
-from tsdoc.kernels.triton.topk import select_top
+from tsdoc.kernels.triton.topk import make_space, select_top, tile_size
 
 
-@dataclass(slots=True, kw_only=True)
-class TritonDecode:
-    """See `DeviceDecode`.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DecodeSetup:
+    """What the launches of a step depend on.
 
     Attributes:
         pool: K and V; has room for every position that will be reached.
-        position: Of the next token.
-        allowed: [positions + 1] int32, running count of positions that may be selected.
+        storage: Pool tensors and page table as they are now; growing replaces them.
+        num_sms: Multiprocessors of the device.
+        tile: See `TopSpace`.
+        is_restricted: Whether only some positions may be selected.
     """
 
     pool: PagePool
+    storage: tuple[torch.Tensor, torch.Tensor]
     rope: RopeTable
     config: SelectionConfig
     compute_dtype: torch.dtype
-    device: torch.device
     num_sms: int
-    position: int
     theta: float | None
     max_hits: int
-    allowed: torch.Tensor | None
-    _position: torch.Tensor = field(init=False)
-    _token: torch.Tensor = field(init=False)
-    _meta: torch.Tensor = field(init=False)
-    _ends: torch.Tensor = field(init=False)
-    _skip: torch.Tensor = field(init=False)
-    _state: torch.Tensor = field(init=False)
-    _remembered: list[torch.Tensor | None] = field(init=False)
-    _windows: list[tuple[torch.Tensor, torch.Tensor]] = field(init=False)
-    _graph: tuple[torch.cuda.CUDAGraph, torch.Tensor] | None = field(init=False, default=None)
-    _steps: int = field(init=False, default=0)
+    tile: int
+    is_restricted: bool
 
-    def __post_init__(self) -> None:
+    def equals(self, other: DecodeSetup) -> bool:
+        """Whether the same launches do for both."""
+        own, others = (
+            (s.config, s.compute_dtype, s.theta, s.max_hits, s.tile, s.is_restricted)
+            for s in (self, other)
+        )
+        mine, theirs = ((s.pool, s.rope, *s.storage) for s in (self, other))
+        return own == others and all(a is b for a, b in zip(mine, theirs, strict=True))
+
+
+class DecodeSteps:
+    """Decode steps in buffers that one answer after the other uses."""
+
+    def __init__(self, setup: DecodeSetup) -> None:
+        self.setup = setup
+        pool, config = setup.pool, setup.config
+        self._device = device = pool.page_table.device
+
         def zeros(*shape: int) -> torch.Tensor:
-            return torch.zeros(shape, dtype=torch.int32, device=self.device)
+            return torch.zeros(shape, dtype=torch.int32, device=device)
 
-        num_layers, config = len(self.pool.keys), self.config
-        self._position = zeros(1) + self.position
-        self._token = zeros(1).long()
+        num_layers = len(pool.keys)
+        num_kv, head_dim = pool.keys[0].shape[1:]
+        self._position, self._token = zeros(1), zeros(1).long()
         self._meta, self._ends, self._skip = zeros(1, 4), zeros(1), zeros(1)
+        self._tickets = zeros(num_kv)
+        self._allowed = zeros(pool.capacity + 1) if setup.is_restricted else None
         self._state = zeros(num_layers, STATE_SIZE)
-        self._remembered = [None] * num_layers
-        num_kv, head_dim = self.pool.keys[0].shape[1:]
-        rows = config.n_init + config.top_k + config.n_local + 1 + self.max_hits
-        shape = (num_kv, rows, head_dim)
-        self._windows = [
-            (
-                torch.empty(shape, dtype=self.compute_dtype, device=self.device),
-                torch.empty(shape, dtype=self.compute_dtype, device=self.device),
-            )
-            for _ in range(num_layers)
-        ]
+        num_sets = num_kv if config.sets == "per_kv_head" else 1
+        self._space = make_space(num_sets, pool.capacity, config.top_k, device, tile=setup.tile)
+        rows = config.n_init + config.top_k + config.n_local + 1 + setup.max_hits
+        windows = (num_layers, num_kv, rows, head_dim)
+        self._k = torch.empty(windows, dtype=setup.compute_dtype, device=device)
+        self._v = torch.empty_like(self._k)
+        self._remembered: list[torch.Tensor | None] = [None] * num_layers
+        self._graph: tuple[torch.cuda.CUDAGraph, torch.Tensor] | None = None
+        self._is_compiled = False
 
-    @property
-    def num_lookups(self) -> int:
-        """See `DeviceDecode.num_lookups`."""
-        return int(self._state[:, LOOKUPS].sum())
+    def begin(self, position: int, allowed: torch.Tensor | None) -> None:
+        """Prepares for an answer whose first token is at `position`."""
+        self._graph = None  # an answer's steps may write to memory of its own
+        self._position.fill_(position)
+        self._state.zero_()
+        if self._allowed is not None and allowed is not None:
+            self._allowed[: allowed.shape[0]] = allowed
 
-    @property
-    def num_hits(self) -> int:
-        """See `DeviceDecode.num_hits`."""
-        return int(self._state[:, TOTAL_HITS].sum())
+    def counts(self) -> tuple[int, int]:
+        """Look-ups and hits since `begin`, over all layers."""
+        lookups, hits = self._state[:, [LOOKUPS, TOTAL_HITS]].sum(0).tolist()
+        return lookups, hits
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """See `DeviceDecode.attend`."""
-        config, pool = self.config, self.pool
+        setup = self.setup
+        config, pool = setup.config, setup.pool
         heads, head_dim = q.shape[1:]
         remembered = self._remembered[layer]
         if remembered is None:
-            remembered = torch.zeros(heads, head_dim, device=self.device)
+            remembered = torch.zeros(heads, head_dim, device=self._device)
             self._remembered[layer] = remembered
         soft = config.function == "head_soft_vote"
-        window_k, window_v = self._windows[layer]
-        query = torch.empty(heads, head_dim, dtype=self.compute_dtype, device=self.device)
+        query = torch.empty(heads, head_dim, dtype=setup.compute_dtype, device=self._device)
         begin_step(
             q[0],
             k[0],
@@ -103,8 +115,8 @@ class TritonDecode:
             keys=pool.keys[layer],
             values=pool.values[layer],
             page_table=pool.page_table,
-            window_k=window_k,
-            window_v=window_v,
+            window_k=self._k[layer],
+            window_v=self._v[layer],
             query=query,
             remembered=remembered,
             state=self._state[layer],
@@ -112,34 +124,35 @@ class TritonDecode:
             meta=self._meta,
             ends=self._ends,
             skip=self._skip,
-            allowed=self.allowed,
-            rope=self.rope,
+            allowed=self._allowed,
+            rope=setup.rope,
             scale=head_dim**-0.5 * (LOG2_E if soft else 1.0),
-            theta=self.theta,
+            theta=setup.theta,
             n_init=config.n_init,
             n_local=config.n_local,
             top_k=config.top_k,
-            max_hits=self.max_hits,
+            max_hits=setup.max_hits,
         )
-        per_kv_head = config.sets == "per_kv_head"
-        votes, maxima = decode_votes(
+        votes = decode_votes(
             query,
             pool.keys[layer],
             pool.page_table,
             self._meta,
             self._skip,
+            self._space,
+            self._tickets,
             length=pool.capacity,
-            per_kv_head=per_kv_head,
+            per_kv_head=config.sets == "per_kv_head",
             soft=soft,
-            allowed=self.allowed,
-            num_sms=self.num_sms,
+            allowed=self._allowed,
+            num_sms=setup.num_sms,
         )
         selected = select_top(
             votes,
             self._meta,
             top_k=config.top_k,
             smoothing=config.smoothing,
-            maxima=maxima,
+            space=self._space,
             skip=self._skip,
         )
         gather_rotated(
@@ -149,28 +162,119 @@ class TritonDecode:
             selected,
             self._meta,
             self._ends,
-            self.rope,
-            window_k.unsqueeze(0),
-            window_v.unsqueeze(0),
+            setup.rope,
+            self._k[layer : layer + 1],
+            self._v[layer : layer + 1],
             skip=self._skip,
         )
         length = self._state[layer, LENGTH : LENGTH + 1]
-        return attend_window(q[0], window_k, window_v, length, self.rope).unsqueeze(0)
+        return attend_window(q[0], self._k[layer], self._v[layer], length, setup.rope).unsqueeze(0)
 
     def run(self, step: Callable[[torch.Tensor], torch.Tensor], token: int) -> torch.Tensor:
-        """See `DeviceDecode.run`: the first step compiles, the second is captured."""
+        """See `DeviceDecode.run`: the very first step compiles, an answer's first is captured."""
         self._token.fill_(token)
-        self._steps += 1
-        if self.device.type != "cuda" or self._steps == 1:
-            logits = step(self._token)
-            self._position += 1
-            return logits
+        if self._device.type != "cuda" or not self._is_compiled:
+            self._is_compiled = True
+            return self._advance(step)
         if self._graph is None:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
-                logits = step(self._token)
-                self._position += 1
+                logits = self._advance(step)
             self._graph = (graph, logits)
         graph, logits = self._graph
         graph.replay()
         return logits
+
+    def _advance(self, step: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        logits = step(self._token)
+        self._position += 1
+        return logits
+
+
+class TritonDecode:
+    """See `DeviceDecode`: one answer's use of `steps`."""
+
+    def __init__(self, steps: DecodeSteps) -> None:
+        self._steps: DecodeSteps | None = steps
+        self._counts = (0, 0)
+
+    @property
+    def num_lookups(self) -> int:
+        """See `DeviceDecode.num_lookups`."""
+        return self._now()[0]
+
+    @property
+    def num_hits(self) -> int:
+        """See `DeviceDecode.num_hits`."""
+        return self._now()[1]
+
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """See `DeviceDecode.attend`."""
+        return self._current().attend(layer, q, k, v)
+
+    def run(self, step: Callable[[torch.Tensor], torch.Tensor], token: int) -> torch.Tensor:
+        """See `DeviceDecode.run`."""
+        return self._current().run(step, token)
+
+    def end(self) -> None:
+        """Makes way for the next answer; the counts stay."""
+        self._counts, self._steps = self._now(), None
+
+    def _now(self) -> tuple[int, int]:
+        return self._counts if self._steps is None else self._steps.counts()
+
+    def _current(self) -> DecodeSteps:
+        if self._steps is None:
+            raise RuntimeError("a later answer has begun on this device")
+        return self._steps
+
+
+class DecodeStarter:
+    """Starts answers, each with the last one's buffers where they fit."""
+
+    def __init__(self) -> None:
+        self._last: tuple[DecodeSteps, TritonDecode] | None = None
+
+    def start(
+        self, setup: DecodeSetup, position: int, allowed: torch.Tensor | None
+    ) -> TritonDecode:
+        """Ends the last answer and starts one at `position`."""
+        steps = None
+        if self._last is not None:
+            steps, decode = self._last
+            decode.end()
+            self._last = None
+        if steps is None or not steps.setup.equals(setup):
+            steps = None  # frees the old buffers first
+            steps = DecodeSteps(setup)
+        steps.begin(position, allowed)
+        decode = TritonDecode(steps)
+        self._last = (steps, decode)
+        return decode
+
+
+def make_setup(
+    pool: PagePool,
+    rope: RopeTable,
+    config: SelectionConfig,
+    compute_dtype: torch.dtype,
+    num_sms: int,
+    *,
+    position: int,
+    theta: float | None,
+    max_hits: int,
+    is_restricted: bool,
+) -> DecodeSetup:
+    """What steps from `position` on depend on."""
+    return DecodeSetup(
+        pool=pool,
+        storage=(pool.keys[0], pool.page_table),
+        rope=rope,
+        config=config,
+        compute_dtype=compute_dtype,
+        num_sms=num_sms,
+        theta=theta,
+        max_hits=max_hits,
+        tile=tile_size(position, config.top_k),
+        is_restricted=is_restricted,
+    )

@@ -8,6 +8,7 @@ import torch
 
 from tsdoc.kernels.page_pool import PagePool
 from tsdoc.kernels.transfer import Transfer
+from tsdoc.kernels.triton_decode import DecodeStarter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +20,7 @@ class CacheParts:
         transfer: Between pool and pieces.
         compute_dtype: Type of queries and of the products.
         num_sms: Multiprocessors of the device.
-        copy_back: Whether what is computed goes into the pieces.
+        decodes: Starts answers.
     """
 
     pool: PagePool
@@ -27,4 +28,4 @@ class CacheParts:
     compute_dtype: torch.dtype
     device: torch.device
     num_sms: int
-    copy_back: bool
+    decodes: DecodeStarter

@@ -12,7 +12,7 @@ from tsdoc.engine.engine import Engine
 from tsdoc.engine.generate import Generation, GenerationConfig
 from tsdoc.errors import ResourceError
 from tsdoc.kernels.devices import Device
-from tsdoc.kernels.kv import MemoryPiece
+from tsdoc.kernels.kv import KVPiece, make_piece
 from tsdoc.kernels.selection import SelectionConfig
 from tsdoc.kernels.timing import Timer, make_timer
 from tsdoc.profile.prompt import ProfilePrompt
@@ -39,7 +39,7 @@ class Bench:
     settings: Settings
     device: Device
     loaded: LoadedModel
-    piece: MemoryPiece
+    piece: KVPiece
     timer: Timer
     recorder: Recorder
     decoder: DecoderPart
@@ -110,8 +110,18 @@ def set_up(prompt: ProfilePrompt, settings: Settings, device: Device) -> Bench:
     """
     loaded = load(prompt, settings, device)
     shape = kv_shape(prompt, settings)
+    num_tokens = len(prompt.ids) + ROOM
     if device == "cpu":
-        _check_memory(len(prompt.ids) + ROOM, shape)
+        _check_memory(num_tokens, shape)
+    piece = make_piece(
+        device,
+        start=0,
+        capacity=num_tokens,
+        num_layers=shape.num_layers,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        kv_dtype=shape.kv_dtype,
+    )
     timer = make_timer(torch.device(device))
     recorder = Recorder(timer)
     return Bench(
@@ -119,14 +129,7 @@ def set_up(prompt: ProfilePrompt, settings: Settings, device: Device) -> Bench:
         settings=settings,
         device=device,
         loaded=loaded,
-        piece=MemoryPiece(
-            start=0,
-            capacity=len(prompt.ids) + ROOM,
-            num_layers=shape.num_layers,
-            num_kv_heads=shape.num_kv_heads,
-            head_dim=shape.head_dim,
-            kv_dtype=shape.kv_dtype,
-        ),
+        piece=piece,
         timer=timer,
         recorder=recorder,
         decoder=TimedDecoder(loaded.decoder, recorder),
@@ -140,7 +143,7 @@ def load(prompt: ProfilePrompt, settings: Settings, device: Device) -> LoadedMod
         return load_random(
             prompt.config, settings.engine, prompt.compute_dtype, device, name=prompt.name
         )
-    loaded = load_model(prompt.located, settings.engine, prompt.compute_dtype, device, keep=True)
+    loaded = load_model(prompt.located, settings.engine, prompt.compute_dtype, device)
     return loaded
 
 

@@ -17,7 +17,7 @@ from tsdoc.engine.forward import chunk_bounds
 from tsdoc.errors import ResourceError, StoreError
 from tsdoc.home import Home, private_dir
 from tsdoc.kernels.interface import Pending
-from tsdoc.kernels.kv import KVPiece, MemoryPiece
+from tsdoc.kernels.kv import KVPiece
 from tsdoc.kernels.torch_cache import Arrived
 from tsdoc.profile.bench import Bench, kv_bytes, kv_shape, model_key
 from tsdoc.profile.results import Kept
@@ -147,9 +147,7 @@ def _copier(bench: Bench, pieces: Sequence[KVPiece]) -> Callable[[int, int], Pen
     return copy
 
 
-def _copy_rows(
-    source: MemoryPiece, target: KVPiece, first: int, last: int, num_layers: int
-) -> None:
+def _copy_rows(source: KVPiece, target: KVPiece, first: int, last: int, num_layers: int) -> None:
     """Copies the part of [first, last) that `target` holds."""
     begin, end = max(first, target.start), min(last, target.start + target.capacity)
     inside = slice(begin - target.start, end - target.start)

@@ -57,8 +57,6 @@ def load_model(
     settings: EngineSettings,
     compute_dtype: str,
     device: Device,
-    *,
-    keep: bool,
 ) -> LoadedModel:
     """Loads the weights.
 
@@ -67,7 +65,6 @@ def load_model(
         settings: Threads and types.
         compute_dtype: "float32" or "bfloat16".
         device: Where it runs.
-        keep: Whether K and V are kept in a store; without one, those on a GPU stay there.
 
     Raises:
         ModelError: tensors are missing or misshapen.
@@ -77,7 +74,7 @@ def load_model(
     # On the CPU, tensors stored in `compute_dtype` stay memory-mapped.
     copied = sum(t.numel() for t in weights.values() if device == "cuda" or t.dtype != dtype)
     _check_memory(copied * dtype.itemsize, compute_dtype, device, model.name)
-    return _load(model.config, weights, settings, dtype, device, keep=keep)
+    return _load(model.config, weights, settings, dtype, device)
 
 
 def load_random(
@@ -94,7 +91,7 @@ def load_random(
     count = sum(math.prod(shape) for shape in tensor_shapes(config).values())
     _check_memory(count * dtype.itemsize, compute_dtype, device, name)
     weights = RandomWeights(config, dtype, device)
-    return _load(config, weights, settings, dtype, device, keep=True)
+    return _load(config, weights, settings, dtype, device)
 
 
 def _load(
@@ -103,11 +100,9 @@ def _load(
     settings: EngineSettings,
     dtype: torch.dtype,
     device: Device,
-    *,
-    keep: bool,
 ) -> LoadedModel:
     if device == "cuda":
-        return _load_on_cuda(config, weights, settings, dtype, keep=keep)
+        return _load_on_cuda(config, weights, settings, dtype)
     import torch
 
     from tsdoc.engine.decoder import Decoder
@@ -158,8 +153,6 @@ def _load_on_cuda(
     weights: Mapping[str, torch.Tensor],
     settings: EngineSettings,
     dtype: torch.dtype,
-    *,
-    keep: bool,
 ) -> LoadedModel:
     import torch
 
@@ -171,7 +164,6 @@ def _load_on_cuda(
         kv_dtype=settings.kv_dtype,
         compute_dtype=dtype,
         device=torch.device("cuda"),
-        copy_back=keep,
     )
     return LoadedModel(
         decoder=FusedDecoder(config, weights, dtype, backend.device), backend=backend

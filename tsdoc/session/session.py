@@ -281,7 +281,6 @@ class Session:
                 self.settings.engine,
                 self._job.key.compute_dtype,
                 self._device,
-                keep=self._job.store is not None,
             )
             self.times_s["model_load"] = time.perf_counter() - begun
         return build_engine(

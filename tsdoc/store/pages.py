@@ -222,6 +222,8 @@ def _map_file(path: Path, num_bytes: int, *, writable: bool) -> tuple[int, mmap.
 class SegmentPiece:
     """Positions [start, end) of a segment as a `KVPiece`."""
 
+    on_host = True
+
     def __init__(self, segment: Segment, end: int) -> None:
         self.segment = segment
         self.start = segment.info.start

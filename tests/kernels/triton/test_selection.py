@@ -27,7 +27,7 @@ from tsdoc.kernels.triton.decode_scores import decode_votes
 from tsdoc.kernels.triton.query import selection_queries
 from tsdoc.kernels.triton.scores import ScoreTuning, block_votes
 from tsdoc.kernels.triton.tiles import LOG2_E
-from tsdoc.kernels.triton.topk import select_top
+from tsdoc.kernels.triton.topk import make_space, select_top
 
 CONFIG = SelectionConfig(n_init=4, n_local=12, top_k=20, chunk_size=16)
 SHAPES = [(1, 1, 64), (2, 3, 80), (2, 7, 128), (1, 8, 96), (4, 1, 256)]
@@ -164,8 +164,10 @@ def test_votes_of_a_decode_query_equal_the_reference(
     q = q.to(device, dtype)
     skip = torch.zeros(1, dtype=torch.int32, device=device)
     Poison(monkeypatch)
-    actual, _ = decode_votes(
-        q, pool.keys, pool.page_table, make_meta([r], [20], device), skip,
+    space = make_space(num_kv if sets == "per_kv_head" else 1, 1280, 20, device)
+    actual = decode_votes(
+        q, pool.keys, pool.page_table, make_meta([r], [20], device), skip, space,
+        torch.zeros(num_kv, dtype=torch.int32, device=device),
         length=1280, per_kv_head=sets == "per_kv_head", num_sms=3,
     )  # fmt: skip
     given = q.float() / LOG2_E * head_dim**0.5
@@ -200,7 +202,6 @@ def test_top_k_is_exact_and_ascending_with_ties_to_the_lower_index(
         dtype=torch.int32, device=device,
     )  # fmt: skip
     Poison(monkeypatch)
-    monkeypatch.setattr("tsdoc.kernels.triton.topk.LEAST_BLOCK", 256)
     actual = select_top(given_votes.to(device), meta, top_k=top_k)
     for number, (low, high) in enumerate(rows):
         expected = top_indices(given_votes[0, number, low:high], counts[number]) + low
@@ -224,6 +225,37 @@ def test_sets_are_selected_apart_and_votes_are_smoothed(
         pooled[own == -torch.inf] = -torch.inf
         expected = torch.stack([top_indices(row, 20) for row in pooled]) + low
         assert actual[number].tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("num_candidates", [25, 4000])
+def test_chunks_that_select_nothing_stay_unwritten(
+    device: torch.device, num_candidates: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where all candidates are forbidden, as behind an `allowed` that ends before them."""
+    given_votes = torch.full((1, 2, 4096), -torch.inf)
+    given_votes[0, 1, 10:40] = 1.0
+    rows = [(4, 4 + num_candidates, 0, 0), (4, 4 + num_candidates, 15, 0)]
+    meta = torch.tensor(rows, dtype=torch.int32, device=device)
+    Poison(monkeypatch)
+    out = select_top(given_votes.to(device), meta, top_k=20)
+    assert (out[0] == -1).all()
+    assert out[1, 0].tolist() == [*range(10, 25)] + [-1] * 5
+
+
+@pytest.mark.parametrize("tile", [8, 32, 128])
+@pytest.mark.parametrize("num_winners", [15, 20, 300])
+def test_winners_that_stand_together_are_told_apart(
+    device: torch.device, tile: int, num_winners: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fewer tiles than top_k hold them, or more of them than top_k are in one."""
+    generator = torch.Generator().manual_seed(num_winners)
+    row = torch.rand(5120, generator=generator)
+    row[2050 : 2050 + num_winners] += 1
+    meta = torch.tensor([[4, 5000, 20, 0]], dtype=torch.int32, device=device)
+    Poison(monkeypatch)
+    monkeypatch.setattr("tsdoc.kernels.triton.topk.TILES", (tile,))
+    out = select_top(row.view(1, 1, -1).to(device), meta, top_k=20)
+    assert out[0, 0].tolist() == (top_indices(row[4:5000], 20) + 4).tolist()
 
 
 def test_nothing_is_computed_on_a_hit(device: torch.device) -> None:

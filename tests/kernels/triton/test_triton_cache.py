@@ -10,7 +10,7 @@ import torch
 
 from tests.kernels.triton.cases import assert_close, make_rope, only_on_gpu
 from tsdoc.errors import CorruptPageError
-from tsdoc.kernels.kv import KVPiece, MemoryPiece
+from tsdoc.kernels.kv import DevicePiece, KVPiece, MemoryPiece
 from tsdoc.kernels.selection import SelectionConfig, chunk_range
 from tsdoc.kernels.torch_cache import TorchCache
 from tsdoc.kernels.triton_backend import TritonBackend
@@ -161,18 +161,23 @@ def test_pages_go_out_to_the_pieces_and_come_back(device: torch.device) -> None:
     assert np.array_equal(saved[0].values(1), v.numpy())
 
 
-def test_a_tail_goes_out_even_where_the_prompt_stays_on_the_device(device: torch.device) -> None:
-    backend = make_backend(device, copy_back=False)
-    pieces = make_pieces([300])
-    cache = backend.cache(pieces, make_rope(DIM, device), CONFIG)
+def test_a_prompt_stays_on_the_device_where_its_piece_is_and_its_tail_goes_out(
+    device: torch.device,
+) -> None:
+    backend = make_backend(device)
+    (tail,) = make_pieces([100])
+    tail.start = 200
+    prompt = DevicePiece(start=0, capacity=200)
+    cache = backend.cache([prompt, tail], make_rope(DIM, device), CONFIG)
     k, v = torch.randn(2, 300, KV_HEADS, DIM, generator=torch.Generator().manual_seed(5))
     for layer in range(2):
         cache.write(layer, 0, k.to(device), v.to(device))
-    cache.save(0, 200).wait()
-    cache.save(200, 300, always=True).wait()
-    stored = pieces[0].keys(1)
-    assert not stored[:200].any()
-    assert np.array_equal(stored[200:], k[200:].numpy())
+    cache.save(0, 150).wait()
+    cache.save(150, 300).wait()
+    assert np.array_equal(tail.keys(1), k[200:].numpy())
+    again = backend.cache([prompt, tail], make_rope(DIM, device), CONFIG)
+    again.load(300)  # is there
+    assert backend.pool.resident == 300
 
 
 class DamagedPiece(MemoryPiece):

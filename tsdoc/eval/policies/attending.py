@@ -18,7 +18,7 @@ import torch
 from tsdoc.engine.forward import Ranges, chunk_bounds
 from tsdoc.eval.policies.cache import PolicyCache
 from tsdoc.eval.policies.interface import ModelContext, Reply
-from tsdoc.kernels.kv import MemoryPiece
+from tsdoc.kernels.kv import KVPiece
 from tsdoc.kernels.rope import RopeTable, make_rope_table
 from tsdoc.kernels.torch_cache import as_tensor
 from tsdoc.models.config import ModelConfig
@@ -114,7 +114,7 @@ class PolicyRun:
         self._cache.sealed = len(ids)
         torch.zeros(1, device=self._cache.device).item()  # waits for the device
 
-    def adopt(self, piece: MemoryPiece, num_tokens: int) -> None:
+    def adopt(self, piece: KVPiece, num_tokens: int) -> None:
         """Takes the K and V that another policy's prefill wrote to `piece`."""
         self._begin(num_tokens)
         for layer in range(self._context.config.num_layers):

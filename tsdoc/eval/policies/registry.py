@@ -34,13 +34,11 @@ class PolicyChoice:
     Attributes:
         label: What the user wrote.
         in_window: Whether it is defined only while everything fits the model's trained window.
-        copies: Whether it needs what a prefill writes in the machine's own memory.
         start: Makes it ready for a model.
     """
 
     label: str
     in_window: bool
-    copies: bool
     start: Start
 
 
@@ -93,7 +91,6 @@ def parse_policy(text: str, settings: Settings) -> PolicyChoice:
     return PolicyChoice(
         label=text.strip(),
         in_window=policy.in_window,
-        copies=after is not None,
         start=functools.partial(_start, policy, own, changes, after is not None),
     )
 
@@ -115,7 +112,9 @@ def _start(
     attention: AttentionPolicy = made(**{**policy.fixed, **own})
     budget = change_settings(context.settings, changes).selection
     run = PolicyRun(context, attention, budget)
-    return AfterTokenSelect(TokenSelect(context, {}), run) if after_tokenselect else run
+    if not after_tokenselect:
+        return run
+    return AfterTokenSelect(TokenSelect(context, {}, on_host=True), run)
 
 
 def _value(text: str) -> object:

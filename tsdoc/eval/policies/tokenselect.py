@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from tsdoc.errors import ResourceError
 from tsdoc.eval.policies.interface import ModelContext, Reply
-from tsdoc.kernels.kv import MemoryPiece
+from tsdoc.kernels.kv import KVPiece, make_piece
 from tsdoc.prompt.tokenizer import Ids
 from tsdoc.settings import Settings
 
@@ -20,16 +20,24 @@ class TokenSelect:
     Args:
         context: Model and settings.
         changes: Settings of this policy, by group.
+        on_host: Whether a haystack's K and V are wanted in the machine's own memory.
 
     Attributes:
-        piece: K and V of the haystack; on a GPU only where the backend copies them back.
+        piece: K and V of the haystack.
     """
 
-    def __init__(self, context: ModelContext, changes: Mapping[str, Mapping[str, object]]) -> None:
+    def __init__(
+        self,
+        context: ModelContext,
+        changes: Mapping[str, Mapping[str, object]],
+        *,
+        on_host: bool = False,
+    ) -> None:
         from tsdoc.engine.engine import Engine
         from tsdoc.kernels.selection import SelectionConfig
 
         self._context = context
+        self._place = "cpu" if on_host else context.backend.device.type
         self._settings = change_settings(context.settings, changes)
         self._engine = Engine(
             context.decoder,
@@ -88,9 +96,10 @@ class TokenSelect:
             hits=generation.reuse.num_hits,
         )
 
-    def _make_piece(self, start: int, capacity: int) -> MemoryPiece:
+    def _make_piece(self, start: int, capacity: int) -> KVPiece:
         config = self._context.config
-        return MemoryPiece(
+        return make_piece(
+            self._place,
             start=start,
             capacity=capacity,
             num_layers=config.num_layers,

@@ -101,7 +101,7 @@ def attend_tile(
     return new_peak, total, acc
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "num_heads", "lse_tokens"])
 def _attention_kernel(
     q_ptr,  # [num_tokens, num_heads, HEAD_DIM], tokens q_stride apart
     k_ptr,  # [num_chunks, num_kv, num_rows, HEAD_DIM]
@@ -289,7 +289,8 @@ def _launch(
     num_tokens, num_heads, head_dim = q.shape
     num_chunks, num_kv, num_rows, _ = k.shape
     exact = k.dtype == torch.float32
-    block_m = min(tuning.block_m, padded(longest, 16), 32 if exact else 128)
+    # Two sizes, so that questions of different lengths share kernels.
+    block_m = 16 if longest <= 16 else min(tuning.block_m, 32 if exact else 128)
     block_n = min(tuning.block_n, 64 if head_dim > 128 else 128, 32 if exact else 128)
     out = torch.empty(num_tokens, num_heads, head_dim, dtype=q.dtype, device=q.device)
     done, lse = before if before is not None else (None, None)

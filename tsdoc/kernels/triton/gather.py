@@ -11,7 +11,7 @@ from tsdoc.kernels.triton.store import slots_of
 from tsdoc.kernels.triton.tiles import PAGE_SIZE, masked_rows, padded
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["chunk_stride", "set_stride", "num_rows"])
 def _gather_kernel(
     keys_ptr,  # [num_slots, NUM_KV, HEAD_DIM]
     values_ptr,  # same

@@ -17,7 +17,11 @@ from tsdoc.kernels.triton.score_tiles import (
 from tsdoc.kernels.triton.tiles import add_exp2, padded
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=[
+        "num_chunks", "num_heads", "num_splits", "tile_low", "tile_inner", "tile_outer", "tile_high"
+    ]
+)  # fmt: skip
 def stats_kernel(
     q_ptr,  # [num_chunks, num_heads, HEAD_DIM], scaled
     keys_ptr,  # [num_slots, NUM_KV, HEAD_DIM]
@@ -95,19 +99,14 @@ def stats_kernel(
     tl.store(sum_ptr + target, total, mask=valid)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_splits"])
 def _combine_kernel(
     max_ptr,  # [num_rows, num_splits] float32
     sum_ptr,  # same
     out_ptr,  # [num_rows] float32
-    skip_ptr,  # int32
     num_splits,
-    HAS_SKIP: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    if HAS_SKIP:
-        if tl.load(skip_ptr) != 0:
-            return
     row = tl.program_id(0)
     splits = tl.arange(0, BLOCK)
     mask = splits < num_splits
@@ -121,28 +120,18 @@ def _combine_kernel(
     tl.store(out_ptr + row, lse)
 
 
-def combine_stats(
-    peak: torch.Tensor, total: torch.Tensor, skip: torch.Tensor | None = None
-) -> torch.Tensor:
+def combine_stats(peak: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
     """Log2-sum-exp2 per row from its splits' maxima and sums.
 
     Args:
         peak: [..., num_splits] float32, contiguous.
         total: Same; relative to its split's maximum.
-        skip: Int32 [1]; when it is not 0, the result stays undefined.
 
     Returns:
         [...] float32; inf for rows without candidates.
     """
     out = torch.empty(peak.shape[:-1], device=peak.device)
     _combine_kernel[(out.numel(),)](
-        peak,
-        total,
-        out,
-        skip,
-        peak.shape[-1],
-        HAS_SKIP=skip is not None,
-        BLOCK=padded(peak.shape[-1]),
-        num_warps=1,
+        peak, total, out, peak.shape[-1], BLOCK=padded(peak.shape[-1]), num_warps=1
     )
     return out

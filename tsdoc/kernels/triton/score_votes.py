@@ -16,7 +16,9 @@ from tsdoc.kernels.triton.score_tiles import (
 )
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["num_chunks", "num_heads", "tile_inner", "tile_outer", "num_together"]
+)
 def votes_kernel(
     q_ptr,  # [num_chunks, num_heads, HEAD_DIM], scaled
     keys_ptr,  # [num_slots, NUM_KV, HEAD_DIM]
@@ -28,9 +30,9 @@ def votes_kernel(
     stride,
     tile_inner,
     tile_outer,
+    num_together,  # tiles that a program takes through all heads at a time
     SOFT: tl.constexpr,
     HEADS: tl.constexpr,  # KV heads per plane
-    TILES: tl.constexpr,
     GROUP: tl.constexpr,
     GP: tl.constexpr,
     R: tl.constexpr,
@@ -53,15 +55,15 @@ def votes_kernel(
     out_mask = (out_chunk < num_chunks)[:, None]
 
     # A few tiles at a time go through all heads: their votes grow in the L2 cache meanwhile.
-    first = tile_inner + split * TILES
-    for group in range(first, tile_outer, num_splits * TILES):
+    first = tile_inner + split * num_together
+    for group in range(first, tile_outer, num_splits * num_together):
         for number in tl.range(HEADS, num_stages=1):
             kv_head = plane * HEADS + number
             head = kv_head * GROUP + member
             q = load_queries(q_ptr, chunk, head, valid, dims, num_heads, HEAD_DIM)
             if SOFT:  # padding rows get probability 0
                 lse = tl.load(lse_ptr + chunk * num_heads + head, mask=valid, other=float("inf"))
-            for tile in range(group, tl.minimum(group + TILES, tile_outer)):
+            for tile in range(group, tl.minimum(group + num_together, tile_outer)):
                 target = votes_ptr + out_row + (tile * BLOCK_N + columns)[None, :]
                 if HEADS > 1:
                     so_far = tl.load(target, mask=out_mask & (number > 0), other=0.0)
@@ -79,7 +81,11 @@ def votes_kernel(
                 tl.debug_barrier()  # what one warp wrote, another may read
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=[
+        "num_chunks", "num_heads", "tile_low", "tile_inner", "tile_outer", "tile_high"
+    ]
+)  # fmt: skip
 def border_votes_kernel(
     q_ptr,  # [num_chunks, num_heads, HEAD_DIM], scaled
     keys_ptr,  # [num_slots, NUM_KV, HEAD_DIM]

@@ -152,6 +152,8 @@ def block_votes(
     num_kv = keys.shape[1]
     gp = padded(num_heads // num_kv)
     scale = head_dim**-0.5 * (LOG2_E if soft else 1.0)
+    # Few sizes: the last block of a prompt and most questions need no kernels of their own.
+    sizes = [max(1, rows // gp) for rows in (16, MAX_ROWS // 2, MAX_ROWS)]
     block = _Block(
         q=(q.float() * scale).to(q.dtype),
         keys=keys,
@@ -161,7 +163,7 @@ def block_votes(
         low=low,
         common_high=common_high,
         high=high,
-        chunk_rows=min(padded(num_chunks, max(1, 16 // gp)), max(1, MAX_ROWS // gp)),
+        chunk_rows=next(n for n in sizes if n >= num_chunks or n == sizes[-1]),
         num_sms=num_sms,
         tuning=tuning or ScoreTuning(),
     )
@@ -199,7 +201,7 @@ def _votes(block: _Block, lse: torch.Tensor | None, num_sets: int) -> torch.Tens
     splits = max(1, block.num_sms * tuning.votes_programs // (num_sets * num_batches))
     # As many tiles at a time as leave every program something to do.
     share = (outer - inner) // splits
-    group_tiles = max(t for t in (1, 2, 4, 8, 16) if t <= max(1, min(share, tuning.votes_tiles)))
+    group_tiles = max(1, min(share, tuning.votes_tiles))
     votes = torch.empty(num_sets, num_chunks, length, device=block.q.device)
     shared = block.constants | {
         "SOFT": lse is not None,
@@ -209,7 +211,7 @@ def _votes(block: _Block, lse: torch.Tensor | None, num_sets: int) -> torch.Tens
     if outer > inner:
         votes_kernel[(num_sets, splits, num_batches)](
             block.q, block.keys, block.page_table, lse, votes, num_chunks, num_heads, length,
-            inner, outer, TILES=group_tiles, BLOCK_N=size, num_warps=tuning.votes_warps,
+            inner, outer, group_tiles, BLOCK_N=size, num_warps=tuning.votes_warps,
             maxnreg=tuning.votes_registers,
             num_stages=1 if block.is_exact else tuning.votes_stages, **shared,
         )  # fmt: skip

@@ -9,7 +9,7 @@ import triton.language as tl
 from tsdoc.kernels.triton.tiles import PAGE_SIZE, masked_rows, padded
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["start", "num_tokens"])
 def _store_kernel(
     k_ptr,  # [num_tokens, ROW], rows row_stride apart
     v_ptr,  # same

@@ -1,10 +1,17 @@
-"""Exact top-k over long rows of votes: ascending indices, ties to the lower index.
+"""Exact top-k of few long rows of votes over many programs: ascending, ties to the lower index.
 
-The k largest elements lie within the k tiles of 8 that have the largest maxima (of equal maxima
-the earlier tile; each of those tiles has an element that beats all of any other tile). So votes
-are reduced to maxima of 8 and of 64, the k best of the few thousand coarsest are found, then the
-k best of the 8 k below them, down to the votes. Every step looks at about 8 k keys: one program
-finds the k-th largest of them, two bits at a time, and compacts in index order.
+    maxima   of tiles of `tile` votes, in the pass that makes or reads the votes; the program that
+             comes last finds the row's floor: a value that the maxima of at least k tiles reach,
+             and with them at least k votes
+    count    per block of votes those above the floor and those equal to it
+    compact  those above in index order; where they are at most k, these and the first of the
+             equal ones are the result; else the program that comes last finds the k-th largest
+             of them
+
+A row of n votes has n / tile tiles, 4 k or more, so that the floor keeps little more than k votes:
+1.02 k to 1.3 k of independent ones, more where winners stand together, at most 9/8 · k · tile. Per
+row, 4 n bytes are read twice (8.4 MB at n = 2^20, in a decode step from the L2 cache), and one
+program looks at 4 k to 16 k maxima and at the votes above the floor about ten times each.
 """
 
 from __future__ import annotations
@@ -15,47 +22,99 @@ import torch
 import triton
 import triton.language as tl
 
+from tsdoc.kernels.triton.threshold import (
+    arrives_last,
+    find_threshold,
+    load_keys,
+    ordered,
+    store_floor,
+    store_maxima,
+)
 from tsdoc.kernels.triton.tiles import padded
 
-BRANCH = 8  # elements per tile, at every level
-LEAST_BLOCK = 1024  # keys that are searched in one step however small k is
+TILES = (8, 32, 128)  # they divide what votes are made in; each costs a compilation
+BLOCK = 2048  # votes of one program
 
 
-@triton.jit
-def store_maxima(votes, fine_ptr, coarse_ptr, row, first, stride, BLOCK: tl.constexpr):
-    """Stores the maxima of 8 and of 64 of `votes` [BLOCK], which begin at position `first`."""
-    fine = tl.max(tl.reshape(votes, [BLOCK // 8, 8]), 1)
-    at = first // 8 + tl.arange(0, BLOCK // 8)
-    tl.store(fine_ptr + row.to(tl.int64) * (stride // 8) + at, fine, mask=at < stride // 8)
-    coarse = tl.max(tl.reshape(fine, [BLOCK // 64, 8]), 1)
-    at = first // 64 + tl.arange(0, BLOCK // 64)
-    tl.store(coarse_ptr + row.to(tl.int64) * (stride // 64) + at, coarse, mask=at < stride // 64)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopSpace:
+    """Work space of a top-k; launches that follow each other share it.
+
+    Attributes:
+        tile: Votes of one maximum.
+        maxima: [num_rows, length / tile] int32, keys of tiles' maxima.
+        floors: [num_rows] int32, key that at least k of the votes reach.
+        tickets: [2, ≥ num_rows] int32, zeros between launches.
+        counts: [num_rows, length / BLOCK] int32: votes above the floor, votes at it << 16.
+        above: [num_rows, 2, room] int32: positions of votes above the floor, and their keys.
+    """
+
+    tile: int
+    maxima: torch.Tensor
+    floors: torch.Tensor
+    tickets: torch.Tensor
+    counts: torch.Tensor
+    above: torch.Tensor
 
 
-@triton.jit
+def tile_size(length: int, top_k: int) -> int:
+    """Votes of one maximum for rows of `length` votes; only speed depends on it."""
+    return max(tile for tile in TILES if tile == TILES[0] or 4 * top_k * tile <= length)
+
+
+def make_space(
+    num_rows: int, length: int, top_k: int, device: torch.device, *, tile: int | None = None
+) -> TopSpace:
+    """Work space for rows of up to `length` votes, a multiple of 256.
+
+    Args:
+        num_rows: Rows at once.
+        length: Votes of a row.
+        top_k: Most that are selected.
+        device: Where.
+        tile: `tile_size` of what rows usually are, where that is less than `length`.
+    """
+
+    def ints(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=torch.int32, device=device)
+
+    tile = tile or tile_size(length, top_k)
+    room = min(length, tile * (top_k + top_k // 8))
+    return TopSpace(
+        tile=tile,
+        maxima=ints(num_rows, length // tile),
+        floors=ints(num_rows),
+        tickets=torch.zeros(2, padded(num_rows, 4), dtype=torch.int32, device=device),
+        counts=ints(num_rows, triton.cdiv(length, BLOCK)),
+        above=ints(num_rows, 2, room),
+    )
+
+
+@triton.jit(do_not_specialize=["num_chunks", "num_tiles"])
 def _reduce_kernel(
     votes_ptr,  # [num_rows, stride] float32 by position
     pooled_ptr,  # [num_rows, stride] float32: smoothed votes, where WIDTH > 1
-    fine_ptr,  # [num_rows, stride / 8] float32 maxima
-    coarse_ptr,  # [num_rows, stride / 64] float32 maxima
+    maxima_ptr,  # [num_rows, num_tiles] int32
+    floors_ptr,  # [num_rows] int32
+    tickets_ptr,  # [num_rows] int32
     meta_ptr,  # [num_chunks, 4] int32: init_end, local_start, num_selected, num_before
     skip_ptr,  # int32
-    num_rows,
+    num_chunks,
     stride,
-    num_sets,
+    num_tiles,
     WIDTH: tl.constexpr,
     HAS_SKIP: tl.constexpr,
-    BLOCK: tl.constexpr,
+    TILE: tl.constexpr,
+    SIZE: tl.constexpr,
 ):
     if HAS_SKIP:
         if tl.load(skip_ptr) != 0:
             return
-    row = tl.program_id(0)
-    chunk = row % (num_rows // num_sets)  # rows are (set, chunk)
-    low = tl.load(meta_ptr + 4 * chunk)
-    high = tl.load(meta_ptr + 4 * chunk + 1)
-    first = tl.program_id(1) * BLOCK
-    positions = first + tl.arange(0, BLOCK)
+    row = tl.program_id(1)
+    meta = meta_ptr + 4 * (row % num_chunks)  # rows are (set, chunk)
+    low, high = tl.load(meta), tl.load(meta + 1)
+    first = tl.program_id(0) * SIZE
+    positions = first + tl.arange(0, SIZE)
     mask = (positions >= low) & (positions < high)
     base = votes_ptr + row.to(tl.int64) * stride
     votes = tl.load(base + positions, mask=mask, other=float("-inf"))
@@ -68,182 +127,130 @@ def _reduce_kernel(
         votes = tl.where(own == float("-inf"), own, votes)
         target = pooled_ptr + row.to(tl.int64) * stride + positions
         tl.store(target, votes, mask=positions < stride)
-    store_maxima(votes, fine_ptr, coarse_ptr, row, first, stride, BLOCK)
+    store_maxima(votes, mask, maxima_ptr, row, first, num_tiles, SIZE, TILE)
+    if arrives_last(tickets_ptr + row, tl.num_programs(0)):
+        store_floor(maxima_ptr, floors_ptr, row, num_tiles, high, tl.load(meta + 2), TILE, SIZE)
 
 
 @triton.jit
-def _ordered(values, mask):
-    """Float32 to uint32 keys of the same order, above 0; -0 and 0 are equal; masked-out are 0."""
-    bits = (values + 0.0).to(tl.int32, bitcast=True)
-    flipped = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    keys = flipped.to(tl.uint32, bitcast=True) ^ 0x80000000
-    return tl.where(mask, keys, tl.zeros_like(keys))
+def _block_keys(votes_ptr, meta_ptr, row, block, num_chunks, stride, SIZE: tl.constexpr):
+    """Positions and keys of a block of a row's votes; keys of other than candidates are 0."""
+    meta = meta_ptr + 4 * (row % num_chunks)
+    positions = block * SIZE + tl.arange(0, SIZE)
+    mask = (positions >= tl.load(meta)) & (positions < tl.load(meta + 1))
+    votes = tl.load(votes_ptr + row.to(tl.int64) * stride + positions, mask=mask, other=0.0)
+    return positions, ordered(votes, mask)
 
 
 @triton.jit
-def _find_threshold(keys_ptr, num_keys, k, TILE: tl.constexpr):
-    """Largest threshold that at least k of `num_keys` keys reach; any that exactly k reach will do.
-
-    Two bits at a time, from the highest down. The keys stay in the L1 cache and the loops are
-    short: a program that runs once is bound by fetching its own instructions.
-    """
-    threshold = tl.full([], 0, tl.uint32)
-    one = tl.full([], 1, tl.uint32)
-    shift = tl.full([], 30, tl.int32)
-    found = tl.full([], -1, tl.int32)
-    lanes = tl.arange(0, TILE)
-    while (shift >= 0) & (found != k):
-        first = threshold | (one << shift.to(tl.uint32))
-        second = threshold | ((one + one) << shift.to(tl.uint32))
-        third = first | second
-        packed = tl.zeros([TILE], tl.int32)  # three counts of at most 1023
-        for at in range(0, num_keys, TILE):
-            keys = tl.load(keys_ptr + at + lanes).to(tl.uint32, bitcast=True)
-            packed += (keys >= first).to(tl.int32)
-            packed += (keys >= second).to(tl.int32) << 10
-            packed += (keys >= third).to(tl.int32) << 20
-        wide = (packed & 1023).to(tl.int64) + (((packed >> 10) & 1023).to(tl.int64) << 20)
-        counts = tl.sum(wide + ((packed >> 20).to(tl.int64) << 40), 0)
-        count = (counts >> 40).to(tl.int32)
-        if count >= k:
-            threshold = third
-            found = count
-        else:
-            count = ((counts >> 20) & 0xFFFFF).to(tl.int32)
-            if count >= k:
-                threshold = second
-                found = count
-            else:
-                count = (counts & 0xFFFFF).to(tl.int32)
-                if count >= k:
-                    threshold = first
-                    found = count
-        shift -= 2
-    return threshold
+def _compare(keys, threshold):
+    """1 for keys above the threshold, 1 << 16 for those equal to it."""
+    above = (keys > threshold).to(tl.int32)
+    return above + (((keys == threshold) & (keys > 0)).to(tl.int32) << 16)
 
 
-@triton.jit
-def _take_best(
-    values_ptr,  # [high] float32
-    tiles_ptr,  # [num_keys / 8] int32: tiles of 8 to look at, ascending; unused where ALL
-    keys_ptr,  # [≥ num_keys, rounded up to TILE] int32, work space
-    out_ptr,  # [k] int32
-    num_keys,
-    k,
-    low,
-    high,
-    ALL: tl.constexpr,  # look at [0, num_keys) instead of tiles
-    TILE: tl.constexpr,
-):
-    """Writes, ascending, the ids of the k best of [low, high); returns how many there are."""
-    lanes = tl.arange(0, TILE)
-    num_valid = tl.zeros([TILE], tl.int32)
-    for at in range(0, num_keys, TILE):
-        ids, mask = _listed(tiles_ptr, at + lanes, num_keys, low, high, ALL)
-        values = tl.load(values_ptr + ids, mask=mask, other=0.0)
-        tl.store(keys_ptr + at + lanes, _ordered(values, mask).to(tl.int32, bitcast=True))
-        num_valid += mask.to(tl.int32)
-    kept = tl.minimum(k, tl.sum(num_valid, 0))
-    tl.debug_barrier()
-    threshold = _find_threshold(keys_ptr, num_keys, kept, TILE)
-    num_above = tl.zeros([TILE], tl.int32)
-    for at in range(0, num_keys, TILE):
-        keys = tl.load(keys_ptr + at + lanes).to(tl.uint32, bitcast=True)
-        num_above += (keys > threshold).to(tl.int32)
-    wanted = kept - tl.sum(num_above, 0)
-    base = tl.full([], 0, tl.int32)
-    equal_base = tl.full([], 0, tl.int32)
-    for at in range(0, num_keys, TILE):
-        keys = tl.load(keys_ptr + at + lanes).to(tl.uint32, bitcast=True)
-        above = (keys > threshold).to(tl.int32)
-        equal = ((keys == threshold) & (keys > 0)).to(tl.int32)
-        packed = tl.cumsum(above + (equal << 16), 0)  # a tile's counts fit 16 bits
-        before = (packed & 0xFFFF) - above + base
-        equal_before = (packed >> 16) - equal + equal_base
-        taken = (above > 0) | ((equal > 0) & (equal_before < wanted))
-        ids, _ = _listed(tiles_ptr, at + lanes, num_keys, low, high, ALL)
-        tl.store(out_ptr + before + tl.minimum(equal_before, wanted), ids, mask=taken)
-        base += tl.sum(above, 0)
-        equal_base += tl.sum(equal, 0)
-    tl.debug_barrier()  # the next level reads the list
-    return kept
-
-
-@triton.jit
-def _listed(tiles_ptr, at, num_keys, low, high, ALL: tl.constexpr):
-    """Ids of the elements number `at`, and which of them are in [low, high)."""
-    if ALL:
-        ids = at
-    else:
-        ids = tl.load(tiles_ptr + at // 8, mask=at < num_keys, other=0) * 8 + at % 8
-    return ids, (at < num_keys) & (ids >= low) & (ids < high)
-
-
-@triton.jit
-def _select_kernel(
+@triton.jit(do_not_specialize=["num_chunks"])
+def _count_kernel(
     votes_ptr,  # [num_rows, stride] float32
-    fine_ptr,  # [num_rows, stride / 8] float32 maxima
-    coarse_ptr,  # [num_rows, stride / 64] float32 maxima
+    floors_ptr,  # [num_rows] int32
+    counts_ptr,  # [num_rows, num_blocks] int32
     meta_ptr,  # [num_chunks, 4] int32: init_end, local_start, num_selected, num_before
-    tiles_ptr,  # [num_rows, 2, top_k] int32, work space
-    keys_ptr,  # [num_rows, space] int32, work space
-    out_ptr,  # [num_rows, top_k] int32
     skip_ptr,  # int32
-    num_rows,
+    num_chunks,
     stride,
-    num_sets,
-    top_k,
-    space,
-    LEVELS: tl.constexpr,
     HAS_SKIP: tl.constexpr,
-    TILE: tl.constexpr,
+    SIZE: tl.constexpr,
 ):
     if HAS_SKIP:
         if tl.load(skip_ptr) != 0:
             return
-    row = tl.program_id(0)
-    chunk = row % (num_rows // num_sets)
-    low = tl.load(meta_ptr + 4 * chunk)
-    high = tl.load(meta_ptr + 4 * chunk + 1)
-    k = tl.load(meta_ptr + 4 * chunk + 2)
-    votes = votes_ptr + row.to(tl.int64) * stride
-    fine = fine_ptr + row.to(tl.int64) * (stride // 8)
-    coarse = coarse_ptr + row.to(tl.int64) * (stride // 64)
-    keys = keys_ptr + row.to(tl.int64) * space
-    first = tiles_ptr + row * 2 * top_k
-    second = first + top_k
-    out = out_ptr + row * top_k
-    num_fine, num_coarse = tl.cdiv(high, 8), tl.cdiv(high, 64)
-    if LEVELS == 1:
-        _take_best(votes, first, keys, out, high, k, low, high, True, TILE)
-    elif LEVELS == 2:
-        kept = _take_best(fine, first, keys, first, num_fine, k, 0, num_fine, True, TILE)
-        _take_best(votes, first, keys, out, kept * 8, k, low, high, False, TILE)
-    else:
-        kept = _take_best(coarse, first, keys, first, num_coarse, k, 0, num_coarse, True, TILE)
-        kept = _take_best(fine, first, keys, second, kept * 8, k, 0, num_fine, False, TILE)
-        _take_best(votes, second, keys, out, kept * 8, k, low, high, False, TILE)
+    block, row = tl.program_id(0), tl.program_id(1)
+    floor = tl.load(floors_ptr + row).to(tl.uint32, bitcast=True)
+    _, keys = _block_keys(votes_ptr, meta_ptr, row, block, num_chunks, stride, SIZE)
+    count = tl.sum(_compare(keys, floor), 0)
+    tl.store(counts_ptr + row * tl.num_programs(0) + block, count)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Maxima:
-    """Maxima of votes over tiles of 8 and of 64 positions.
+@triton.jit
+def _places(keys, threshold, base, equal_base, wanted):
+    """Which keys are taken, where they go, and this block's counts.
 
-    Attributes:
-        fine: [num_rows, length / 8] float32.
-        coarse: [num_rows, length / 64] float32.
+    Taken are those above the threshold and `wanted` equal to it; `base` and `equal_base` of them
+    come before.
     """
+    own = _compare(keys, threshold)
+    until = tl.cumsum(own, 0)
+    before = (until & 0xFFFF) - (own & 0xFFFF) + base
+    equal_before = (until >> 16) - (own >> 16) + equal_base
+    taken = ((own & 0xFFFF) > 0) | (((own >> 16) > 0) & (equal_before < wanted))
+    return taken, before + tl.minimum(equal_before, wanted), tl.sum(own, 0)
 
-    fine: torch.Tensor
-    coarse: torch.Tensor
+
+@triton.jit
+def _take_best(
+    ids_ptr, keys_ptr, out_ptr, num_keys, floor, k, SIZE: tl.constexpr, SEARCH: tl.constexpr
+):  # fmt: skip
+    """Writes the ids of the k best of `num_keys` keys, all above `floor`, in their order."""
+    lanes = tl.arange(0, SIZE)
+    threshold = find_threshold(keys_ptr, num_keys, floor, k, k, SEARCH)
+    num_above = tl.zeros([SIZE], tl.int32)
+    for at in range(0, num_keys, SIZE):
+        num_above += (load_keys(keys_ptr, at + lanes, num_keys) > threshold).to(tl.int32)
+    wanted = k - tl.sum(num_above, 0)
+    base = tl.full([], 0, tl.int32)
+    equal_base = tl.full([], 0, tl.int32)
+    for at in range(0, num_keys, SIZE):
+        keys = load_keys(keys_ptr, at + lanes, num_keys)
+        taken, places, counts = _places(keys, threshold, base, equal_base, wanted)
+        ids = tl.load(ids_ptr + at + lanes, mask=at + lanes < num_keys, other=0)
+        tl.store(out_ptr + places, ids, mask=taken)
+        base += counts & 0xFFFF
+        equal_base += counts >> 16
 
 
-def empty_maxima(num_rows: int, length: int, device: torch.device) -> Maxima:
-    """Room for the maxima of rows of `length` votes."""
-    return Maxima(
-        fine=torch.empty(num_rows, length // 8, device=device),
-        coarse=torch.empty(num_rows, length // 64, device=device),
-    )
+@triton.jit(do_not_specialize=["num_chunks", "room", "top_k"])
+def _compact_kernel(
+    votes_ptr,  # [num_rows, stride] float32
+    floors_ptr,  # [num_rows] int32
+    counts_ptr,  # [num_rows, num_blocks] int32
+    above_ptr,  # [num_rows, 2, room] int32
+    tickets_ptr,  # [num_rows] int32
+    meta_ptr,  # [num_chunks, 4] int32: init_end, local_start, num_selected, num_before
+    out_ptr,  # [num_rows, top_k] int32
+    skip_ptr,  # int32
+    num_chunks,
+    stride,
+    room,
+    top_k,
+    HAS_SKIP: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    SIZE: tl.constexpr,
+):
+    if HAS_SKIP:
+        if tl.load(skip_ptr) != 0:
+            return
+    block, row = tl.program_id(0), tl.program_id(1)
+    num_blocks = tl.num_programs(0)
+    k = tl.load(meta_ptr + 4 * (row % num_chunks) + 2)
+    numbers = tl.arange(0, BLOCKS)
+    counts = tl.load(counts_ptr + row * num_blocks + numbers, mask=numbers < num_blocks, other=0)
+    num_above = tl.sum(counts & 0xFFFF, 0)
+    counts = tl.where(numbers < block, counts, 0)
+    base, equal_base = tl.sum(counts & 0xFFFF, 0), tl.sum(counts >> 16, 0)
+    wanted = tl.maximum(k - num_above, 0)
+
+    floor = tl.load(floors_ptr + row).to(tl.uint32, bitcast=True)
+    positions, keys = _block_keys(votes_ptr, meta_ptr, row, block, num_chunks, stride, SIZE)
+    taken, places, _ = _places(keys, floor, base, equal_base, wanted)
+    out = out_ptr + row * top_k
+    above = above_ptr + row.to(tl.int64) * 2 * room
+    if num_above <= k:
+        tl.store(out + places, positions, mask=taken)
+    else:
+        tl.store(above + places, positions, mask=taken)
+        tl.store(above + room + places, keys.to(tl.int32, bitcast=True), mask=taken)
+        if arrives_last(tickets_ptr + row, num_blocks):
+            _take_best(above, above + room, out, num_above, floor, k, SIZE, 2 * SIZE)
 
 
 def select_top(
@@ -252,9 +259,8 @@ def select_top(
     *,
     top_k: int,
     smoothing: int = 1,
-    maxima: Maxima | None = None,
+    space: TopSpace | None = None,
     skip: torch.Tensor | None = None,
-    num_warps: int = 16,
 ) -> torch.Tensor:
     """Selects each chunk's num_selected best positions among its candidates.
 
@@ -265,9 +271,9 @@ def select_top(
             is at most the number of candidates that are not -inf.
         top_k: Largest num_selected.
         smoothing: Odd width of a max-pool over neighbouring candidates' votes.
-        maxima: Of the votes, where they are known already; not together with smoothing.
+        space: Work space in which maxima and floors of these votes are known already; with
+            smoothing, those of the smoothed ones are found anew.
         skip: Int32 [1]; when it is not 0, nothing is computed.
-        num_warps: Warps of the one program that selects for a row.
 
     Returns:
         [num_chunks, num_sets, top_k] int32 ascending positions, num_selected of them written.
@@ -275,25 +281,26 @@ def select_top(
     num_sets, num_chunks, length = votes.shape
     num_rows = num_sets * num_chunks
     has_skip = skip is not None
-    if maxima is None or smoothing > 1:
-        maxima = empty_maxima(num_rows, length, votes.device)
+    is_known = space is not None and smoothing == 1
+    if space is None:
+        space = make_space(num_rows, length, top_k, votes.device)
+    if not is_known:
         pooled = torch.empty_like(votes) if smoothing > 1 else votes
-        block = min(2048, padded(length, 64))
-        _reduce_kernel[(num_rows, triton.cdiv(length, block))](
-            votes, pooled, maxima.fine, maxima.coarse, meta, skip, num_rows, length, num_sets,
-            WIDTH=smoothing, HAS_SKIP=has_skip, BLOCK=block,
+        _reduce_kernel[(triton.cdiv(length, BLOCK), num_rows)](
+            votes, pooled, space.maxima, space.floors, space.tickets[0], meta, skip, num_chunks,
+            length, space.maxima.shape[1], WIDTH=smoothing, HAS_SKIP=has_skip, TILE=space.tile,
+            SIZE=BLOCK, num_warps=8,
         )  # fmt: skip
         votes = pooled
-    most = max(BRANCH * top_k, LEAST_BLOCK)
-    levels = 1 if length <= most else 2 if length // 8 <= most else 3
-    tile = 128 * num_warps
-    longest = (length, length // 8, length // 64)[levels - 1]
-    space = triton.cdiv(max(longest, BRANCH * top_k), tile) * tile
-    tiles = torch.empty(num_rows, 2, top_k, dtype=torch.int32, device=votes.device)
-    keys = torch.empty(num_rows, space, dtype=torch.int32, device=votes.device)
     out = torch.empty(num_rows, top_k, dtype=torch.int32, device=votes.device)
-    _select_kernel[(num_rows,)](
-        votes, maxima.fine, maxima.coarse, meta, tiles, keys, out, skip, num_rows, length,
-        num_sets, top_k, space, LEVELS=levels, HAS_SKIP=has_skip, TILE=tile, num_warps=num_warps,
+    num_blocks = triton.cdiv(length, BLOCK)
+    _count_kernel[(num_blocks, num_rows)](
+        votes, space.floors, space.counts, meta, skip, num_chunks, length, HAS_SKIP=has_skip,
+        SIZE=BLOCK, num_warps=8,
+    )  # fmt: skip
+    _compact_kernel[(num_blocks, num_rows)](
+        votes, space.floors, space.counts, space.above, space.tickets[1], meta, out, skip,
+        num_chunks, length, space.above.shape[2], top_k, HAS_SKIP=has_skip,
+        BLOCKS=padded(num_blocks, 512), SIZE=BLOCK, num_warps=8,
     )  # fmt: skip
     return out.view(num_sets, num_chunks, top_k).transpose(0, 1)
