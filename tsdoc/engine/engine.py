@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from tsdoc.engine.commits import Commits
 from tsdoc.engine.decoder import DecoderPart
 from tsdoc.engine.forward import Runner, chunk_bounds
 from tsdoc.engine.generate import Generation, GenerationConfig
 from tsdoc.engine.selection_cache import MAX_HITS
 from tsdoc.errors import UsageError
-from tsdoc.kernels.interface import Backend, DeviceCache, Pending
+from tsdoc.kernels.interface import Backend, DeviceCache
 from tsdoc.kernels.kv import KVPiece
 from tsdoc.kernels.rope import make_rope_table
 from tsdoc.kernels.selection import SelectionConfig
@@ -84,7 +84,8 @@ class Engine:
             ids: All token ids of the prompt.
             start: First token to compute: 0, a chunk boundary, or len(ids).
             prefill_block: Tokens that go through the layers together.
-            on_block: Called with the block's end once its K and V are written to `pieces`.
+            on_block: Called with the block's end once its K and V are written to `pieces`: in
+                order, but maybe in a thread of its own.
 
         Raises:
             ResourceError: the device cannot hold the prompt.
@@ -93,16 +94,7 @@ class Engine:
         cache = self.cache(pieces)
         cache.load(start)
         chunk_size = self.runner.selection.chunk_size
-        pending: deque[tuple[int, Pending]] = deque()
-
-        def finish_all_but(count: int) -> None:
-            while len(pending) > count:
-                end, saved = pending[0]
-                saved.wait()
-                pending.popleft()
-                on_block(end)
-
-        try:
+        with Commits(on_block, self.backend.save_ahead) as commits:
             for first, last in chunk_bounds(start, len(ids), prefill_block):
                 self.runner.run_chunks(
                     cache,
@@ -111,12 +103,8 @@ class Engine:
                     chunk_bounds(first, last, chunk_size),
                     need_logits=False,
                 )
-                pending.append((last, cache.save(first, last)))
-                finish_all_but(self.backend.save_ahead)
-            finish_all_but(0)
-        finally:
-            for _, saved in pending:
-                saved.abandon()
+                commits.add(last, cache.save(first, last))
+            commits.finish()
 
     def generate(
         self,

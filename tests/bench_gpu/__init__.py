@@ -1,0 +1,1 @@
+"""Figures of the CUDA backend; run `python -m tests.bench_gpu`."""
