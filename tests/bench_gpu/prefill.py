@@ -101,7 +101,7 @@ def store(decoder: FusedDecoder, num_tokens: int, block: int) -> list[Row]:
         with kept.begin(key, shape, ids, prefill_block=block, name="bench") as writer:
             engine.prefill(writer.pieces, ids, 0, prefill_block=block, on_block=writer.commit)
             committed = time.perf_counter() - begun
-            writer.finish({})
+            writer.finish()
         total = time.perf_counter() - begun
         rates.append(disk_rate(Path(name), size))
     disk = sum(rates) / 2

@@ -55,11 +55,16 @@ class Engine:
                 f"the model's trained window of {window}",
                 hint=f"Lower top_k by {needed - window} or choose a model with a longer window.",
             )
+        self._budget, self._needed = budget, needed
         positions = max(needed, selection.n_local + chunk)
         config = decoder.config
         self.backend = backend or TorchBackend(num_kv_heads=config.num_kv_heads)
         rope = make_rope_table(config.rope, config.head_dim, positions, self.backend.device)
         self.runner = Runner(decoder=decoder, selection=selection, rope=rope)
+
+    def covers(self, max_tokens: int) -> bool:
+        """Whether it does for prompts of up to `max_tokens` too."""
+        return min(self._budget, max_tokens) <= self._needed
 
     def cache(self, pieces: Sequence[KVPiece]) -> DeviceCache:
         """A device cache over `pieces`, which cover the prompt without gaps."""

@@ -33,6 +33,10 @@ class KVPiece(Protocol):
     def on_host(self) -> bool:
         """Whether there is memory behind it; without, K and V stay on the device."""
 
+    @property
+    def content(self) -> object:
+        """Equal for pieces that hold the same K and V as far as both reach."""
+
     def keys(self, layer: int) -> KVArray:
         """K of one layer, [capacity, num_kv_heads, head_dim]; writable while being written."""
 
@@ -73,6 +77,11 @@ class DevicePiece:
     def __init__(self, *, start: int, capacity: int) -> None:
         self.start = start
         self.capacity = capacity
+
+    @property
+    def content(self) -> object:
+        """See `KVPiece.content`."""
+        return self
 
     def keys(self, layer: int) -> KVArray:
         """There are none here."""
@@ -119,6 +128,11 @@ class MemoryPiece:
         self._data = np.zeros(
             (num_layers, 2, capacity, num_kv_heads, head_dim), dtype=KV_DTYPES[kv_dtype]
         )
+
+    @property
+    def content(self) -> object:
+        """See `KVPiece.content`."""
+        return self
 
     def keys(self, layer: int) -> KVArray:
         """See `KVPiece.keys`."""

@@ -22,7 +22,7 @@ SPARE_TOKENS = 4096  # room for questions and answers behind a prompt
 
 
 class TritonBackend:
-    """See `Backend`. Serves one prompt: what is resident is never asked which prompt it is of.
+    """See `Backend`. Holds one prompt at a time; what the next one shares with it stays.
 
     Args:
         config: Shape of the model.
@@ -42,6 +42,7 @@ class TritonBackend:
         device: torch.device,
     ) -> None:
         self.device = device
+        self._pieces: list[tuple[object, int]] = []  # what the pool belongs to, with their ends
         self.pool = PagePool(
             num_layers=config.num_layers,
             num_kv_heads=config.num_kv_heads,
@@ -69,6 +70,8 @@ class TritonBackend:
             self._check_memory(end)
             spare = SPARE_TOKENS if self.device.type == "cuda" else 0
             self.pool.grow(end + spare)
+        self.pool.resident = min(self.pool.resident, _shared(self._pieces, pieces))
+        self._pieces = [(piece.content, piece.start + piece.capacity) for piece in pieces]
         return TritonCache(self._parts, pieces, rope, config)
 
     def _check_memory(self, num_tokens: int) -> None:
@@ -94,6 +97,19 @@ class TritonBackend:
             hint=f"About {most:,} tokens fit. Read less (--pages, --section, --exclude), choose a "
             "smaller model, or use --device cpu.",
         )
+
+
+def _shared(held: Sequence[tuple[object, int]], pieces: Sequence[KVPiece]) -> int:
+    """Positions from 0 on that are the same in the pieces the pool belongs to and in `pieces`."""
+    shared = 0
+    for (content, held_end), piece in zip(held, pieces, strict=False):
+        if content != piece.content or piece.start != shared:
+            break
+        end = piece.start + piece.capacity
+        shared = min(held_end, end)
+        if held_end != end:
+            break
+    return shared
 
 
 def check_free(num_bytes: int, name: str) -> None:

@@ -14,7 +14,7 @@ from tsdoc.errors import (
     StoreError,
     TsdocError,
 )
-from tsdoc.kernels.kv import KVPiece, MemoryPiece
+from tsdoc.kernels.kv import KVPiece, make_piece
 from tsdoc.progress import Reporter
 from tsdoc.prompt.tokenizer import Ids
 from tsdoc.session.calibration import Calibration
@@ -195,7 +195,8 @@ class Prefill:
         return forecast.outcome
 
     def _into_memory(self) -> PromptKV:
-        piece = MemoryPiece(
+        piece = make_piece(
+            self.calibration.device,
             start=0,
             capacity=len(self.ids),
             num_layers=self.shape.num_layers,
@@ -234,7 +235,9 @@ class Prefill:
         return on_wait
 
     def _check_memory(self, cause: TsdocError | None) -> None:
-        """Without a store, K and V must fit in memory."""
+        """Without a store, K and V must fit in memory; a GPU's is looked at by its backend."""
+        if self.calibration.device != "cpu":
+            return
         import psutil
 
         needed = len(self.ids) * self.bytes_per_token

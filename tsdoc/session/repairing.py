@@ -167,7 +167,7 @@ class Repairer:
 
         def make(max_tokens: int) -> Engine:
             if name not in self._loaded:
-                self._loaded[name] = load_model(model, engine, key.compute_dtype, device, keep=True)
+                self._loaded[name] = load_model(model, engine, key.compute_dtype, device)
             return build_engine(
                 self._loaded[name],
                 selection,

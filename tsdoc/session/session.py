@@ -70,6 +70,7 @@ class Session:
     _job: Prefill = field(init=False)
     _kv: PromptKV | None = field(default=None, init=False)
     _loaded: LoadedModel | None = field(default=None, init=False)
+    _engine: Engine | None = field(default=None, init=False)
     _device: Device = field(init=False)
     _num_answers: int = field(default=0, init=False)
     _resources: ExitStack = field(default_factory=ExitStack, init=False)
@@ -283,12 +284,14 @@ class Session:
                 self._device,
             )
             self.times_s["model_load"] = time.perf_counter() - begun
-        return build_engine(
-            self._loaded,
-            self.settings.selection,
-            max_tokens=max_tokens,
-            question_chunk_size=self.settings.engine.question_chunk_size,
-        )
+        if self._engine is None or not self._engine.covers(max_tokens):
+            self._engine = build_engine(
+                self._loaded,
+                self.settings.selection,
+                max_tokens=max_tokens,
+                question_chunk_size=self.settings.engine.question_chunk_size,
+            )
+        return self._engine
 
     def _generation_config(
         self, *, max_new_tokens: int, allowed: Sequence[tuple[int, int]] | None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from tsdoc.store.key import PAGE_SIZE
 from tsdoc.store.locks import lock_exclusive
 from tsdoc.store.pages import Segment
 from tsdoc.store.segment import inspect_segment
+
+NUM_HASHERS = 4  # while pages are hashed, the disk has nothing to do
 
 
 class OwnSegment:
@@ -78,13 +81,13 @@ class OwnSegment:
         numbers = range(pages.start, pages.stop)
         try:
             segment.check_size()
-            checksums = np.array(
-                [
-                    [[segment.hash_page(layer, kind, page) for page in numbers] for kind in (0, 1)]
-                    for layer in range(num_layers)
-                ],
-                dtype=np.uint64,
-            )
+            with ThreadPoolExecutor(NUM_HASHERS, thread_name_prefix="tsdoc-hash") as hashers:
+                rows = hashers.map(
+                    lambda at: [segment.hash_page(at // 2, at % 2, page) for page in numbers],
+                    range(2 * num_layers),
+                )
+                flat = np.array(list(rows), dtype=np.uint64)
+            checksums = flat.reshape(num_layers, 2, len(numbers))
             record = journal_record(segment.info.segment_id, start, end, checksums)
             segment.flush()
             _append(self._journal, journal.valid_bytes, record)

@@ -79,8 +79,12 @@ class Segment:
         return self._regions[2 * layer + kind]
 
     def flush(self) -> None:
-        """Writes what was changed through the mapping to disk."""
-        self._map.flush()
+        """Writes what was changed through the mapping to disk.
+
+        Not by msync: Python's keeps the interpreter's lock meanwhile, and the threads that compute
+        and fill the next block would stand still.
+        """
+        os.fdatasync(self._fd)
 
     def check_size(self) -> None:
         """Raises DamagedStoreError when the file was cut since it was mapped."""
@@ -228,6 +232,11 @@ class SegmentPiece:
         self.segment = segment
         self.start = segment.info.start
         self.capacity = end - self.start
+
+    @property
+    def content(self) -> object:
+        """See `KVPiece.content`: a segment's committed pages never change."""
+        return self.segment.info.segment_id
 
     def keys(self, layer: int) -> KVArray:
         """See `KVPiece.keys`."""

@@ -154,11 +154,25 @@ def test_pages_go_out_to_the_pieces_and_come_back(device: torch.device) -> None:
     other = make_backend(device)
     again = other.cache(pieces, make_rope(DIM, device), CONFIG)
     again.load(600)
-    saved = make_pieces([600])
-    fresh = other.cache(saved, make_rope(DIM, device), CONFIG)
-    assert fresh.load(600) is None
-    fresh.save(0, 600).wait()
-    assert np.array_equal(saved[0].values(1), v.numpy())
+    assert torch.equal(other.pool.values[1][:600].cpu(), v)
+
+
+def test_another_prompt_takes_over_only_what_is_the_same(device: torch.device) -> None:
+    backend, rope = make_backend(device), make_rope(DIM, device)
+    parent, first, second = make_pieces([256, 100, 100])
+    second.start = 256
+    for number, piece in enumerate((parent, first, second)):
+        for layer in range(2):
+            piece.keys(layer)[:] = number
+    backend.cache([parent, first], rope, CONFIG).load(356)
+    parent.keys(1)[:] = 7  # not read again
+    cache = backend.cache([parent, second], rope, CONFIG)
+    assert backend.pool.resident == 256
+    cache.load(356)
+    keys = backend.pool.keys[1][:356, 0, 0].cpu()
+    assert keys.unique().tolist() == [0, 2]
+    backend.cache([first], rope, CONFIG)
+    assert backend.pool.resident == 0
 
 
 def test_a_prompt_stays_on_the_device_where_its_piece_is_and_its_tail_goes_out(
