@@ -14,6 +14,7 @@ import pytest
 from tests.store.synthetic import BLOCK, KEY, SHAPE, expected, make_ids, prefill, read
 from tsdoc.store import Store
 from tsdoc.store.manifest import ENTRY_FILES
+from tsdoc.store.pages import Segment
 from tsdoc.store.segment import SEGMENT_FILES
 
 REPOSITORY = Path(__file__).parents[2]
@@ -128,6 +129,48 @@ def test_death_at_every_single_file_operation_is_survived(tmp_path, monkeypatch,
         assert not warnings  # a death is no damage
         check_alone(root, ids)
     assert number > 60
+
+
+class Diary:
+    """Notes in which order files are written and made durable."""
+
+    def __init__(self, monkeypatch):
+        self.lines = []
+        self._note(monkeypatch, os, "fsync", lambda fd: ("sync", name_of(fd)))
+        self._note(monkeypatch, os, "pwrite", lambda fd, *_: ("write", name_of(fd)))
+        self._note(monkeypatch, Path, "replace", lambda _, target: ("rename", target.name))
+        self._note(monkeypatch, Segment, "flush", lambda _: ("sync", "kv.bin"))
+
+    def _note(self, monkeypatch, owner, name, describe):
+        real = getattr(owner, name)
+
+        def noted(*args):
+            self.lines.append(describe(*args))
+            return real(*args)
+
+        monkeypatch.setattr(owner, name, noted)
+
+
+def name_of(fd):
+    name = Path(f"/proc/self/fd/{fd}").readlink().name
+    return "temporary" if name.startswith(".tmp-") else name
+
+
+def test_what_vouches_for_data_is_written_after_they_are_durable(root, monkeypatch):
+    """What a power cut leaves is some beginning of this."""
+    ids = make_ids(1500)
+    diary = Diary(monkeypatch)
+    prefill_all(Store(root), ids)
+    name = next(root.rglob("manifest.json")).parent.name
+    head = [("sync", "temporary"), ("rename", "manifest.json"), ("sync", name)]
+    assert diary.lines[-3:] == head
+    begun = diary.lines.index(("rename", "segment.json"))
+    assert diary.lines.index(("sync", "tokens.bin")) < begun
+    assert diary.lines.index(("rename", "manifest.json")) < begun < len(diary.lines) - 3
+    journal = [line for line in diary.lines if line[1] in ("kv.bin", "journal.bin")]
+    assert journal[0] == ("sync", "kv.bin")  # reserved
+    commit = [("sync", "kv.bin"), ("write", "journal.bin"), ("sync", "journal.bin")]
+    assert journal[-9:] == 3 * commit
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -236,3 +236,26 @@ def test_what_a_killed_prefill_reserved_is_given_back_by_the_next_change(store, 
     store.prune()
     assert set(named(store)) == {"parent"}
     assert len(list(root.rglob("kv.bin"))) == 1
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_budget_is_never_exceeded_by_more_than_the_entry_in_use(root, seed):
+    """Also while it is written, and with parents that are shared."""
+    chance = np.random.default_rng(seed)
+    budget = 250_000
+    store = Store(root, max_bytes=budget)
+    documents = [make_ids(int(chance.integers(300, 5000)), seed=9 + seed)]
+    for number in range(25):
+        ids = documents[int(chance.integers(len(documents)))]
+        cut = int(chance.integers(0, len(ids)))
+        ids = np.concatenate([ids[:cut], make_ids(int(chance.integers(1, 3000)), seed=number)])
+        documents.append(ids)
+
+        def check(_):
+            (mine,) = [e for e in store.list() if e.in_use]
+            assert disk_bytes(root) <= store.num_bytes() <= max(budget, mine.num_bytes)
+
+        with store.begin(KEY, SHAPE, ids, prefill_block=BLOCK, name="doc") as writer:
+            check(0)
+            prefill(writer, ids, on_block=check)
+            writer.finish().close()

@@ -259,6 +259,8 @@ class Session:
             kv = self._job.run(must_keep=must_keep)
             if kv.entry is not None:
                 self._resources.enter_context(kv.entry)
+                if self._device == "cpu":  # others bring all of it to their own memory
+                    kv.entry.check_ahead()
             if kv.prefill_s:
                 self.times_s["prefill"] = kv.prefill_s
             self._kv = kv

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
+from tsdoc.errors import StoreError
 from tsdoc.kernels.kv import KVPiece
 from tsdoc.store.key import Ids
 from tsdoc.store.locks import Lock
 from tsdoc.store.manifest import Manifest, Part
 from tsdoc.store.owned import OwnSegment
 from tsdoc.store.pages import Segment, SegmentPiece
+
+CHECK_TOKENS = 16_384  # looked at between two looks at whether the entry is closed
 
 
 class Entry:
@@ -35,6 +40,8 @@ class Entry:
         self.ids = ids
         self.segments = list(segments)
         self.owned: dict[str, OwnSegment] = {}
+        self._checking: threading.Thread | None = None
+        self._closing = threading.Event()
         self._pieces = [
             SegmentPiece(segment, part.end)
             for segment, part in zip(segments, manifest.parts, strict=True)
@@ -70,8 +77,31 @@ class Entry:
         """Covers [0, num_tokens)."""
         return list(self._pieces)
 
+    def check_ahead(self) -> None:
+        """Begins to read and check all keys in the background: every question needs them all.
+
+        What is damaged is left to those who use it.
+        """
+        if self._checking is None:
+            self._checking = threading.Thread(
+                target=self._check_keys, name="tsdoc-check", daemon=True
+            )
+            self._checking.start()
+
+    def _check_keys(self) -> None:
+        for layer in range(self.segments[0].info.shape.num_layers):
+            for piece in self._pieces:
+                for first in range(piece.start, piece.start + piece.capacity, CHECK_TOKENS):
+                    if self._closing.is_set():
+                        return
+                    with contextlib.suppress(StoreError):
+                        piece.check_keys(layer, first, first + CHECK_TOKENS)
+
     def close(self) -> None:
         """Ends the protection from eviction; arrays that are still held stay readable."""
+        self._closing.set()
+        if self._checking is not None:
+            self._checking.join()
         if self._lock is not None:
             self._lock.release()
 
