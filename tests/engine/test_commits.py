@@ -67,6 +67,24 @@ def test_what_keeping_raises_stops_the_prefill(ahead: int) -> None:
         commits.finish()
 
 
+def test_nothing_is_kept_behind_a_block_that_could_not_be_kept() -> None:
+    third_is_queued = threading.Event()
+    kept: list[int] = []
+
+    def keep(end: int) -> None:
+        assert third_is_queued.wait(10)
+        if end == 2:
+            raise ResourceError("disk full")
+        kept.append(end)
+
+    with pytest.raises(ResourceError, match="disk full"), Commits(keep, 3) as commits:
+        for end in range(1, 4):
+            commits.add(end, Arriving())
+        third_is_queued.set()
+        commits.finish()
+    assert kept == [1]
+
+
 def test_an_interrupted_prefill_finishes_the_block_that_is_being_kept_and_no_other() -> None:
     started, may_go_on = threading.Event(), threading.Event()
     ends: list[int] = []

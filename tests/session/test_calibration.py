@@ -125,6 +125,25 @@ def test_an_unknown_machine_is_measured_on_the_first_block(
     assert len(reporter.notes) == 2
 
 
+def test_the_first_block_of_a_gpu_which_compiles_kernels_is_no_measure(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reporter = Recorder()
+    reporter.start("prefill", 100_000, "tokens")
+    clock = iter([0.0, 20.0, 21.0, 22.0])
+    with monkeypatch.context() as patches:
+        patches.setattr(time, "perf_counter", lambda: next(clock))
+        gpu = calibration(home, device="cuda")
+        with Forecast(estimate(None), gpu, reporter, kept=True) as forecast:
+            forecast.advance(24_096)  # 4,096 tokens in 20 s, which would be 6 min for the rest
+            forecast.advance(62_048)
+            forecast.advance(100_000)
+    assert reporter.notes == []
+    known = gpu.read()
+    assert known is not None
+    assert known.tokens_per_s == pytest.approx(75_904 / 2)
+
+
 def test_an_interrupted_prefill_is_measured_up_to_its_last_block(home: Home) -> None:
     reporter = Recorder()
     reporter.start("prefill", 100_000, "tokens")

@@ -37,7 +37,8 @@ class Commits:
             saved.wait()
             self._on_block(end)
             return
-        self._blocks.append((saved, self._thread.submit(self._report, end, saved)))
+        before = self._blocks[-1][1] if self._blocks else None
+        self._blocks.append((saved, self._thread.submit(self._report, end, saved, before)))
         while len(self._blocks) > self._ahead:
             self._finish_first()
 
@@ -50,7 +51,9 @@ class Commits:
         while self._blocks:
             self._finish_first()
 
-    def _report(self, end: int, saved: Pending) -> None:
+    def _report(self, end: int, saved: Pending, before: Future[None] | None) -> None:
+        if before is not None:
+            before.result()  # nothing is reported behind a block that failed
         saved.wait()
         self._on_block(end)
 

@@ -13,6 +13,8 @@ import numpy.typing as npt
 
 KVArray = npt.NDArray[np.uint16] | npt.NDArray[np.float32]
 
+KEYS, VALUES = 0, 1
+
 
 class KVPiece(Protocol):
     """K and V of consecutive tokens [start, start + capacity) for all layers.
@@ -42,6 +44,26 @@ class KVPiece(Protocol):
 
     def values(self, layer: int) -> KVArray:
         """V of one layer, same shape."""
+
+    def read(self, layer: int, kind: int, start: int, out: KVArray) -> None:
+        """Copies K (`KEYS`) or V (`VALUES`) from position `start` on into `out`, checked.
+
+        Args:
+            layer: Which layer.
+            kind: `KEYS` or `VALUES`.
+            start: First position.
+            out: [num_tokens, num_kv_heads, head_dim], contiguous.
+
+        Raises:
+            CorruptPageError: a page does not match its checksum.
+        """
+
+    def write(self, layer: int, kind: int, start: int, rows: KVArray) -> None:
+        """Takes K or V from position `start` on; arguments as in `read`.
+
+        Raises:
+            TsdocError: they cannot be written.
+        """
 
     def check_keys(self, layer: int, start: int, end: int) -> None:
         """Checks the KV pages of K that hold positions [start, end), once per process.
@@ -90,6 +112,14 @@ class DevicePiece:
     def values(self, layer: int) -> KVArray:
         """There are none here."""
         raise RuntimeError(f"V of layer {layer} are on the device alone")
+
+    def read(self, layer: int, kind: int, start: int, out: KVArray) -> None:
+        """There is nothing here."""
+        raise RuntimeError(f"K and V of layer {layer} are on the device alone")
+
+    def write(self, layer: int, kind: int, start: int, rows: KVArray) -> None:
+        """There is no room here."""
+        raise RuntimeError(f"K and V of layer {layer} are on the device alone")
 
     def check_keys(self, layer: int, start: int, end: int) -> None:
         """The device's memory is trusted."""
@@ -148,6 +178,16 @@ class MemoryPiece:
         """Gives up the room behind the first `capacity` tokens, so that a piece can follow."""
         self.capacity = capacity
         self._data = self._data[:, :, :capacity]
+
+    def read(self, layer: int, kind: int, start: int, out: KVArray) -> None:
+        """See `KVPiece.read`."""
+        first = start - self.start
+        np.copyto(out, self._data[layer, kind, first : first + len(out)])
+
+    def write(self, layer: int, kind: int, start: int, rows: KVArray) -> None:
+        """See `KVPiece.write`."""
+        first = start - self.start
+        self._data[layer, kind, first : first + len(rows)] = rows
 
     def check_keys(self, layer: int, start: int, end: int) -> None:
         """Memory is trusted."""

@@ -1,24 +1,24 @@
 """Moves K and V between pieces in host memory and the pool, beside the computation.
 
-Worker threads copy through pinned buffers on streams of their own; numpy copies release the GIL.
+Worker threads copy through pinned buffers on streams of their own; pieces read into them and write
+from them without holding the GIL.
 On a CPU device (the kernels' interpreter) the same code copies directly.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import torch
 
-from tsdoc.kernels.kv import KVPiece
-from tsdoc.kernels.page_pool import PagePool
-from tsdoc.kernels.torch_cache import as_tensor
+from tsdoc.kernels.kv import KEYS, VALUES, KVArray, KVPiece
+from tsdoc.kernels.page_pool import PAGE_SIZE, PagePool
 
-NUM_WORKERS = 6
+NUM_WORKERS = 12
 STAGING_BYTES = 16 << 20
 LOAD_TOKENS = 65_536  # become resident together
 
@@ -94,14 +94,11 @@ class Transfer:
 
     def _load_layer(self, pieces: Sequence[KVPiece], layer: int, start: int, end: int) -> None:
         for piece, first, last in covering(pieces, start, end):
-            piece.check_keys(layer, first, last)
-            piece.check_values(layer, np.arange(first, last, dtype=np.int64))
-            inside = slice(first - piece.start, last - piece.start)
-            for source, target in (
-                (piece.keys(layer), self._pool.keys[layer]),
-                (piece.values(layer), self._pool.values[layer]),
-            ):
-                self._copy(as_tensor(source[inside]), target, first, to_device=True)
+            for kind, pooled in self._pooled(layer):
+                for begin, slots in self._steps(pooled, first, last):
+                    staged, host = self._stage(slots)
+                    piece.read(layer, kind, begin, host)
+                    self._copy(slots, staged)
 
     def _save_layer(
         self,
@@ -116,44 +113,52 @@ class Transfer:
         for piece, first, last in covering(pieces, start, end):
             if not piece.on_host:
                 continue
-            inside = slice(first - piece.start, last - piece.start)
-            for target, source in (
-                (piece.keys(layer), self._pool.keys[layer]),
-                (piece.values(layer), self._pool.values[layer]),
-            ):
-                self._copy(as_tensor(target[inside]), source, first, to_device=False)
+            for kind, pooled in self._pooled(layer):
+                for begin, slots in self._steps(pooled, first, last):
+                    staged, host = self._stage(slots)
+                    self._copy(staged, slots)
+                    piece.write(layer, kind, begin, host)
 
-    def _copy(
-        self, host: torch.Tensor, pooled: torch.Tensor, start: int, *, to_device: bool
-    ) -> None:
-        """Copies `host` [n, ...], which begins at position `start`, to or from a pool tensor."""
-        step = max(1, STAGING_BYTES // (host[0].numel() * pooled.dtype.itemsize))
-        for begin, stop, slot in self._pool.runs(start, start + host.shape[0]):
-            for first in range(begin, stop, step):
-                last = min(first + step, stop)
-                rows = host[first - start : last - start]
-                slots = pooled[slot + first - begin : slot + last - begin]
-                if not self._on_cuda:
-                    (slots if to_device else rows).copy_(rows if to_device else slots)
-                    continue
-                staging = self._staging()[: rows.numel() * pooled.dtype.itemsize]
-                staged = staging.view(pooled.dtype).view(rows.shape)
-                with self._stream() as _:
-                    if to_device:
-                        staged.copy_(rows)
-                        slots.copy_(staged, non_blocking=True)
-                        torch.cuda.current_stream().synchronize()
-                    else:
-                        staged.copy_(slots, non_blocking=True)
-                        torch.cuda.current_stream().synchronize()
-                        rows.copy_(staged)
+    def _pooled(self, layer: int) -> tuple[tuple[int, torch.Tensor], tuple[int, torch.Tensor]]:
+        return (KEYS, self._pool.keys[layer]), (VALUES, self._pool.values[layer])
 
-    def _staging(self) -> torch.Tensor:
-        """The calling thread's pinned buffer."""
-        if not hasattr(self._local, "staging"):
-            self._local.staging = torch.empty(STAGING_BYTES, dtype=torch.uint8, pin_memory=True)
-        staging: torch.Tensor = self._local.staging
-        return staging
+    def _steps(
+        self, pooled: torch.Tensor, start: int, end: int
+    ) -> Iterator[tuple[int, torch.Tensor]]:
+        """Splits [start, end) into what fits the staging buffer, cut between pages.
+
+        Yields:
+            The first position, and its and the following slots of `pooled`.
+        """
+        page_bytes = PAGE_SIZE * pooled[0].numel() * pooled.dtype.itemsize
+        step = PAGE_SIZE * max(1, STAGING_BYTES // page_bytes)
+        for begin, stop, slot in self._pool.runs(start, end):
+            first = begin
+            while first < stop:
+                last = min(first + step - first % PAGE_SIZE, stop)
+                yield first, pooled[slot + first - begin : slot + last - begin]
+                first = last
+
+    def _stage(self, slots: torch.Tensor) -> tuple[torch.Tensor, KVArray]:
+        """The calling thread's host buffer in the shape of `slots`, as tensor and as array."""
+        num_bytes = slots.numel() * slots.dtype.itemsize
+        staging: torch.Tensor | None = getattr(self._local, "staging", None)
+        if staging is None or len(staging) < num_bytes:
+            size = max(STAGING_BYTES, num_bytes)
+            staging = torch.empty(size, dtype=torch.uint8, pin_memory=self._on_cuda)
+            self._local.staging = staging
+        staged = staging[:num_bytes]
+        tensor, array = staged.view(slots.dtype).view(slots.shape), staged.numpy()
+        if slots.dtype == torch.float32:
+            return tensor, array.view(np.float32).reshape(slots.shape)
+        return tensor, array.view(np.uint16).reshape(slots.shape)
+
+    def _copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Copies on the calling thread's stream and waits for it."""
+        with self._stream():
+            target.copy_(source, non_blocking=self._on_cuda)
+            if self._on_cuda:
+                torch.cuda.current_stream().synchronize()
 
     def _stream(self) -> AbstractContextManager[object]:
         """The calling thread's stream."""

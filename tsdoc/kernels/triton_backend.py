@@ -31,7 +31,7 @@ class TritonBackend:
         device: A CUDA device; the CPU where kernels run in Triton's interpreter.
     """
 
-    save_ahead = 1
+    save_ahead = 2
 
     def __init__(
         self,

@@ -6,13 +6,13 @@ import os
 import shutil
 import tempfile
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
+from tsdoc.engine.commits import Commits
 from tsdoc.engine.forward import chunk_bounds
 from tsdoc.errors import ResourceError, StoreError
 from tsdoc.home import Home, private_dir
@@ -104,24 +104,15 @@ def measure_keep(bench: Bench, root: Path, on_block: Callable[[int], None]) -> K
         name="profile",
     ) as writer:
         copy = _copier(bench, writer.pieces)
-        pending: deque[tuple[int, Pending]] = deque()
 
-        def commit_all_but(count: int) -> None:
-            while len(pending) > count:
-                end, saved = pending[0]
-                saved.wait()
-                pending.popleft()
-                writer.commit(end)
-                on_block(end)
+        def keep(end: int) -> None:
+            writer.commit(end)
+            on_block(end)
 
-        try:
+        with Commits(keep, bench.backend.save_ahead) as commits:
             for first, last in chunk_bounds(0, bench.num_tokens, bench.block):
-                pending.append((last, copy(first, last)))
-                commit_all_but(bench.backend.save_ahead)
-            commit_all_but(0)
-        finally:
-            for _, saved in pending:
-                saved.abandon()
+                commits.add(last, copy(first, last))
+            commits.finish()
         writer.finish().close()
     write_s = time.perf_counter() - begun
     begun = time.perf_counter()

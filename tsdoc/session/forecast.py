@@ -37,6 +37,10 @@ class Forecast:
         self._said_s: float | None = None
         self._end = estimate.reused_tokens
         self._took_s = 0.0
+        # Tokens and seconds that the rate is counted from: a GPU's first block compiles kernels.
+        self._warm: tuple[int, float] | None = None
+        if calibration.device == "cpu":
+            self._warm = (estimate.reused_tokens, 0.0)
         self._memory = PeakMemory()
         self.outcome: Outcome | None = None
 
@@ -55,7 +59,10 @@ class Forecast:
         self._end = end
         estimate = self._estimate
         self._took_s = time.perf_counter() - self._begun
-        rate = (end - estimate.reused_tokens) / self._took_s
+        if self._warm is None:
+            self._warm = (end, self._took_s)
+            return
+        rate = (end - self._warm[0]) / (self._took_s - self._warm[1])
         left_s = (estimate.prompt_tokens - end) / rate
         if self._said_s is None and left_s >= LONG_PREFILL_S:
             self._say(left_s, rate)
@@ -88,8 +95,9 @@ class Forecast:
         self._memory.__exit__(kind, error, trace)
         estimate = self._estimate
         num_tokens = self._end - estimate.reused_tokens
-        if num_tokens > 0:
-            self._calibration.note(num_tokens, took_s, self._memory.peak_bytes)
+        if self._warm is not None and self._end > self._warm[0]:
+            tokens, seconds = self._end - self._warm[0], took_s - self._warm[1]
+            self._calibration.note(tokens, seconds, self._memory.peak_bytes)
         if error is not None:
             return
         self.outcome = Outcome(prefill_s=took_s, memory_bytes=self._memory.peak_bytes)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from tsdoc.store.files import fsync_dir, open_file, reserve, store_error
 from tsdoc.store.journal import journal_header, journal_record
@@ -17,7 +18,7 @@ from tsdoc.store.locks import lock_exclusive
 from tsdoc.store.pages import Segment
 from tsdoc.store.segment import inspect_segment
 
-NUM_HASHERS = 4  # while pages are hashed, the disk has nothing to do
+HASH_THREADS = 4
 
 
 class OwnSegment:
@@ -77,17 +78,9 @@ class OwnSegment:
         segment = self.segment
         journal = segment.journal
         pages = journal.pages(start, end)
-        num_layers = segment.info.shape.num_layers
-        numbers = range(pages.start, pages.stop)
         try:
             segment.check_size()
-            with ThreadPoolExecutor(NUM_HASHERS, thread_name_prefix="tsdoc-hash") as hashers:
-                rows = hashers.map(
-                    lambda at: [segment.hash_page(at // 2, at % 2, page) for page in numbers],
-                    range(2 * num_layers),
-                )
-                flat = np.array(list(rows), dtype=np.uint64)
-            checksums = flat.reshape(num_layers, 2, len(numbers))
+            checksums = _hash_pages(segment, pages)
             record = journal_record(segment.info.segment_id, start, end, checksums)
             segment.flush()
             _append(self._journal, journal.valid_bytes, record)
@@ -103,6 +96,19 @@ class OwnSegment:
         if fd >= 0:
             os.close(fd)
         self._lock.release()
+
+
+def _hash_pages(segment: Segment, pages: slice) -> npt.NDArray[np.uint64]:
+    """Checksums [num_layers, 2, num_pages] of pages as they are in the file."""
+
+    def hash_layer(layer: int) -> list[list[int]]:
+        numbers = range(pages.start, pages.stop)
+        return [[segment.hash_page(layer, kind, page) for page in numbers] for kind in (0, 1)]
+
+    # Reading and hashing release the GIL.
+    with ThreadPoolExecutor(HASH_THREADS, thread_name_prefix="tsdoc-hash") as threads:
+        layers = list(threads.map(hash_layer, range(segment.info.shape.num_layers)))
+    return np.array(layers, dtype=np.uint64)
 
 
 def _append(fd: int, offset: int, data: bytes) -> None:

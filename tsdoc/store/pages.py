@@ -19,13 +19,14 @@ import numpy.typing as npt
 import xxhash
 
 from tsdoc.errors import CorruptPageError, DamagedStoreError
-from tsdoc.kernels.kv import KVArray
-from tsdoc.store.files import open_file
+from tsdoc.kernels.kv import KEYS, VALUES, KVArray
+from tsdoc.store.files import open_file, store_error
 from tsdoc.store.journal import first_page
 from tsdoc.store.key import PAGE_SIZE
 from tsdoc.store.segment import SegmentFiles
 
-KEYS, VALUES = 0, 1
+NO_CHECKSUM = "has no valid checksum"
+MISMATCH = "does not match its checksum"
 
 
 class Segment:
@@ -107,15 +108,64 @@ class Segment:
             self.check_size()
         return int(xxhash.xxh3_64_intdigest(data))
 
+    def _bounds(self, page: int) -> tuple[int, int]:
+        """Positions [first, last) that page number `page` of this segment holds."""
+        first = (first_page(self.info.start) + page) * PAGE_SIZE
+        return max(first, self.info.start), min(first + PAGE_SIZE, self.info.end)
+
+    def _offset(self, layer: int, kind: int, position: int) -> int:
+        """Where a row begins in the file."""
+        info = self.info
+        region = (2 * layer + kind) * info.region_bytes
+        return region + (position - info.start) * info.shape.row_bytes
+
     def _place(self, layer: int, kind: int, page: int) -> tuple[int, int]:
         """Offset and size, in bytes, of a page in the file."""
-        info = self.info
-        first = (first_page(info.start) + page) * PAGE_SIZE
-        last = min(first + PAGE_SIZE, info.end)
-        first = max(first, info.start)
-        row_bytes = info.shape.row_bytes
-        region = (2 * layer + kind) * info.region_bytes
-        return region + (first - info.start) * row_bytes, (last - first) * row_bytes
+        first, last = self._bounds(page)
+        return self._offset(layer, kind, first), (last - first) * self.info.shape.row_bytes
+
+    def read(self, layer: int, kind: int, start: int, out: KVArray) -> None:
+        """Copies rows from position `start` on into `out`; see `KVPiece.read`.
+
+        Checksums are taken of the copy, so what is used is what was checked.
+        """
+        end = start + len(out)
+        pages = self.is_checkable(start, end)
+        view = out.data.cast("B")
+        offset = self._offset(layer, kind, start)
+        try:
+            while view:
+                count = os.preadv(self._fd, [view], offset)
+                if count == 0:
+                    self.check_size()
+                    raise DamagedStoreError("ends too early", where=str(self.path))
+                view, offset = view[count:], offset + count
+        except OSError as error:
+            self.check(layer, kind, pages)  # names the page
+            raise store_error(error, self.path, "reading KV pages") from error
+        verified = self.verified[layer, kind]
+        for page in pages[~verified[pages]].tolist():
+            first, last = self._bounds(page)
+            if first < start or last > end:
+                self.check(layer, kind, np.array([page]))
+                continue
+            if not self.journal.block_end[page]:
+                self._fail(layer, kind, page, NO_CHECKSUM)
+            found = xxhash.xxh3_64_intdigest(out[first - start : last - start].data)
+            if found != int(self.journal.checksums[layer, kind, page]):
+                self._fail(layer, kind, page, MISMATCH)
+            verified[page] = True
+
+    def write(self, layer: int, kind: int, start: int, rows: KVArray) -> None:
+        """Writes rows from position `start` on; see `KVPiece.write`."""
+        view = rows.data.cast("B")
+        offset = self._offset(layer, kind, start)
+        try:
+            while view:
+                count = os.pwrite(self._fd, view, offset)
+                view, offset = view[count:], offset + count
+        except OSError as error:
+            raise store_error(error, self.path, "writing KV pages") from error
 
     def blank_unreadable(self, start: int, end: int) -> None:
         """Puts zeros where the disk cannot read [start, end), so that it can be written mapped.
@@ -149,13 +199,13 @@ class Segment:
     def _fault(self, layer: int, kind: int, page: int) -> str:
         """Says what is wrong with a page; empty when nothing is."""
         if not self.journal.block_end[page]:
-            return "has no valid checksum"
+            return NO_CHECKSUM
         try:
             found = self.hash_page(layer, kind, page)
         except OSError as error:
             return f"cannot be read ({error.strerror})"
         same = found == int(self.journal.checksums[layer, kind, page])
-        return "" if same else "does not match its checksum"
+        return "" if same else MISMATCH
 
     def _fail(self, layer: int, kind: int, page: int, what: str) -> None:
         start, end = self.journal.block_of(page)
@@ -245,6 +295,14 @@ class SegmentPiece:
     def values(self, layer: int) -> KVArray:
         """See `KVPiece.values`."""
         return self.segment.rows(layer, VALUES)[: self.capacity]
+
+    def read(self, layer: int, kind: int, start: int, out: KVArray) -> None:
+        """See `KVPiece.read`."""
+        self.segment.read(layer, kind, start, out)
+
+    def write(self, layer: int, kind: int, start: int, rows: KVArray) -> None:
+        """See `KVPiece.write`."""
+        self.segment.write(layer, kind, start, rows)
 
     def check_keys(self, layer: int, start: int, end: int) -> None:
         """See `KVPiece.check_keys`."""

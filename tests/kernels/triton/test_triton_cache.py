@@ -10,7 +10,7 @@ import torch
 
 from tests.kernels.triton.cases import assert_close, make_rope, only_on_gpu
 from tsdoc.errors import CorruptPageError
-from tsdoc.kernels.kv import DevicePiece, KVPiece, MemoryPiece
+from tsdoc.kernels.kv import DevicePiece, KVArray, KVPiece, MemoryPiece
 from tsdoc.kernels.selection import SelectionConfig, chunk_range
 from tsdoc.kernels.torch_cache import TorchCache
 from tsdoc.kernels.triton_backend import TritonBackend
@@ -197,8 +197,9 @@ def test_a_prompt_stays_on_the_device_where_its_piece_is_and_its_tail_goes_out(
 class DamagedPiece(MemoryPiece):
     """Its page [256, 512) of layer 1 is bad."""
 
-    def check_keys(self, layer: int, start: int, end: int) -> None:
-        if layer == 1 and start < 512 and end > 256:
+    def read(self, layer: int, kind: int, start: int, out: KVArray) -> None:
+        super().read(layer, kind, start, out)
+        if layer == 1 and start < 512 and start + len(out) > 256:
             raise CorruptPageError("does not match", where="kv.bin", start=256, end=512)
 
 

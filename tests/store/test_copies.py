@@ -1,0 +1,77 @@
+"""Rows copied out of and into a segment without its mapping, as a GPU's host does it."""
+
+import numpy as np
+import pytest
+
+from tests.store.synthetic import BLOCK, KEY, SHAPE, build, expected, make_ids
+from tsdoc.errors import CorruptPageError, DamagedStoreError
+from tsdoc.kernels.kv import KEYS, VALUES
+
+IDS = make_ids(1900)
+DATA = expected(IDS)
+ROW = SHAPE.num_kv_heads * SHAPE.head_dim * 2
+REGION = 32_768  # 1900 tokens of 16 bytes, padded
+
+
+def room(num_tokens):
+    return np.full((num_tokens, SHAPE.num_kv_heads, SHAPE.head_dim), 0xFFFF, np.uint16)
+
+
+@pytest.fixture
+def kv_file(store, root):
+    build(store, IDS)[0].close()
+    return next(root.rglob("kv.bin"))
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, 1900), (0, 1), (255, 257), (256, 512), (700, 1899)])
+@pytest.mark.parametrize("kind", [KEYS, VALUES])
+def test_any_range_is_copied_as_it_was_written(store, kv_file, start, end, kind):
+    with store.open(KEY, IDS) as entry:
+        out = room(end - start)
+        entry.pieces[0].read(1, kind, start, out)
+    assert np.array_equal(out, DATA[1, kind, start:end])
+
+
+@pytest.mark.parametrize(("start", "end"), [(512, 1024), (600, 700), (767, 769)])
+def test_a_damaged_page_is_named_whether_it_is_copied_whole_or_in_part(store, kv_file, start, end):
+    with kv_file.open("r+b") as file:
+        file.seek(REGION * 3 + 600 * ROW)  # V of layer 1, token 600: page 2
+        byte = file.read(1)[0]
+        file.seek(-1, 1)
+        file.write(bytes([byte ^ 1]))
+    with store.open(KEY, IDS) as entry:
+        piece = entry.pieces[0]
+        with pytest.raises(CorruptPageError, match=r"page 2 of layer 1 \(V\)") as caught:
+            piece.read(1, VALUES, start, room(end - start))
+        assert (caught.value.start, caught.value.end) == (512, 1024)
+        piece.read(1, VALUES, 768, room(256))
+        piece.read(1, KEYS, start, room(end - start))
+
+
+def test_a_file_cut_while_it_is_open_is_a_typed_error(store, kv_file):
+    with store.open(KEY, IDS) as entry:
+        with kv_file.open("r+b") as file:
+            file.truncate(REGION * 3 + 100)
+        with pytest.raises(DamagedStoreError, match="was cut"):
+            entry.pieces[0].read(1, VALUES, 0, room(1900))
+
+
+def test_rows_written_without_the_mapping_are_committed_and_read_back_through_it(store, root):
+    with store.begin(KEY, SHAPE, IDS, prefill_block=BLOCK, name="doc") as writer:
+        (piece,) = writer.pieces
+        while writer.num_committed < len(IDS):
+            start = writer.num_committed
+            end = min(start + BLOCK, len(IDS))
+            for layer in range(SHAPE.num_layers):
+                for kind in (KEYS, VALUES):
+                    rows = np.ascontiguousarray(DATA[layer, kind, start:end])
+                    piece.write(layer, kind, start, rows)
+            writer.commit(end)
+        writer.finish().close()
+    with store.open(KEY, IDS) as entry:
+        (piece,) = entry.pieces
+        for layer in range(SHAPE.num_layers):
+            piece.check_keys(layer, 0, len(IDS))
+            piece.check_values(layer, np.arange(len(IDS)))
+            assert np.array_equal(piece.keys(layer), DATA[layer, KEYS])
+            assert np.array_equal(piece.values(layer), DATA[layer, VALUES])
