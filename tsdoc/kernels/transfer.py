@@ -20,7 +20,7 @@ from tsdoc.kernels.page_pool import PAGE_SIZE, PagePool
 
 NUM_WORKERS = 12
 STAGING_BYTES = 16 << 20
-LOAD_TOKENS = 65_536  # become resident together
+LOAD_TOKENS = 131_072  # become resident together
 
 
 class Saved:
@@ -64,10 +64,10 @@ class Transfer:
         pool = self._pool
         while pool.resident < end:
             first, last = pool.resident, min(pool.resident + LOAD_TOKENS, end)
-            layers = range(len(pool.keys))
             tasks = [
-                self._workers.submit(self._load_layer, pieces, layer, first, last)
-                for layer in layers
+                self._workers.submit(self._load_rows, pieces, layer, kind, first, last)
+                for layer in range(len(pool.keys))
+                for kind in (KEYS, VALUES)
             ]
             try:
                 Saved(tasks).wait()
@@ -87,23 +87,26 @@ class Transfer:
             ready = event.wait  # the worker's stream waits, nobody else
         return Saved(
             [
-                self._workers.submit(self._save_layer, pieces, layer, start, end, ready)
+                self._workers.submit(self._save_rows, pieces, layer, kind, start, end, ready)
                 for layer in range(len(self._pool.keys))
+                for kind in (KEYS, VALUES)
             ]
         )
 
-    def _load_layer(self, pieces: Sequence[KVPiece], layer: int, start: int, end: int) -> None:
+    def _load_rows(
+        self, pieces: Sequence[KVPiece], layer: int, kind: int, start: int, end: int
+    ) -> None:
         for piece, first, last in covering(pieces, start, end):
-            for kind, pooled in self._pooled(layer):
-                for begin, slots in self._steps(pooled, first, last):
-                    staged, host = self._stage(slots)
-                    piece.read(layer, kind, begin, host)
-                    self._copy(slots, staged)
+            for begin, slots in self._steps(layer, kind, first, last):
+                staged, host = self._stage(slots)
+                piece.read(layer, kind, begin, host)
+                self._copy(slots, staged)
 
-    def _save_layer(
+    def _save_rows(
         self,
         pieces: Sequence[KVPiece],
         layer: int,
+        kind: int,
         start: int,
         end: int,
         ready: Callable[[], None],
@@ -113,23 +116,20 @@ class Transfer:
         for piece, first, last in covering(pieces, start, end):
             if not piece.on_host:
                 continue
-            for kind, pooled in self._pooled(layer):
-                for begin, slots in self._steps(pooled, first, last):
-                    staged, host = self._stage(slots)
-                    self._copy(staged, slots)
-                    piece.write(layer, kind, begin, host)
-
-    def _pooled(self, layer: int) -> tuple[tuple[int, torch.Tensor], tuple[int, torch.Tensor]]:
-        return (KEYS, self._pool.keys[layer]), (VALUES, self._pool.values[layer])
+            for begin, slots in self._steps(layer, kind, first, last):
+                staged, host = self._stage(slots)
+                self._copy(staged, slots)
+                piece.write(layer, kind, begin, host)
 
     def _steps(
-        self, pooled: torch.Tensor, start: int, end: int
+        self, layer: int, kind: int, start: int, end: int
     ) -> Iterator[tuple[int, torch.Tensor]]:
         """Splits [start, end) into what fits the staging buffer, cut between pages.
 
         Yields:
-            The first position, and its and the following slots of `pooled`.
+            The first position, and its and the following slots of the pool's K or V.
         """
+        pooled = (self._pool.keys, self._pool.values)[kind][layer]
         page_bytes = PAGE_SIZE * pooled[0].numel() * pooled.dtype.itemsize
         step = PAGE_SIZE * max(1, STAGING_BYTES // page_bytes)
         for begin, stop, slot in self._pool.runs(start, end):

@@ -99,11 +99,11 @@ class OwnSegment:
 
 
 def _hash_pages(segment: Segment, pages: slice) -> npt.NDArray[np.uint64]:
-    """Checksums [num_layers, 2, num_pages] of pages as they are in the file."""
+    """Checksums [num_layers, 2, num_pages] of pages that were written."""
 
     def hash_layer(layer: int) -> list[list[int]]:
         numbers = range(pages.start, pages.stop)
-        return [[segment.hash_page(layer, kind, page) for page in numbers] for kind in (0, 1)]
+        return [[segment.checksum(layer, kind, page) for page in numbers] for kind in (0, 1)]
 
     # Reading and hashing release the GIL.
     with ThreadPoolExecutor(HASH_THREADS, thread_name_prefix="tsdoc-hash") as threads:

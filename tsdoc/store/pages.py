@@ -53,6 +53,7 @@ class Segment:
         self.verified = np.zeros((shape.num_layers, 2, num_pages), dtype=np.bool_)
         self._fd, self._map = _map_file(self.path, files.info.kv_bytes, writable=writable)
         self._regions = self._cut()
+        self._fresh: dict[tuple[int, int, int], int] = {}  # checksums of what `write` wrote
 
     def __del__(self) -> None:
         fd, self._fd = getattr(self, "_fd", -1), -1
@@ -143,21 +144,41 @@ class Segment:
         except OSError as error:
             self.check(layer, kind, pages)  # names the page
             raise store_error(error, self.path, "reading KV pages") from error
-        verified = self.verified[layer, kind]
-        for page in pages[~verified[pages]].tolist():
+        self._check_copy(layer, kind, pages, start, out)
+
+    def _check_copy(
+        self, layer: int, kind: int, pages: npt.NDArray[np.int64], start: int, rows: KVArray
+    ) -> None:
+        """Checks pages against a copy of the rows from `start` on; the file where they are cut."""
+        verified, journal = self.verified[layer, kind], self.journal
+        pages = pages[~verified[pages]]
+        whole, digests = self._digests(pages, start, rows)
+        good = digests == journal.checksums[layer, kind, whole]
+        good &= journal.block_end[whole] != 0
+        verified[whole[good]] = True
+        self.check(layer, kind, pages)  # those at the ends, and to name one that is not good
+
+    def _digests(
+        self, pages: npt.NDArray[np.int64], start: int, rows: KVArray
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint64]]:
+        """Those of `pages` that lie whole in the rows from `start` on, and their checksums."""
+        view, row_bytes = rows.data.cast("B"), self.info.shape.row_bytes
+        whole, digests = [], []
+        for page in pages.tolist():
             first, last = self._bounds(page)
-            if first < start or last > end:
-                self.check(layer, kind, np.array([page]))
-                continue
-            if not self.journal.block_end[page]:
-                self._fail(layer, kind, page, NO_CHECKSUM)
-            found = xxhash.xxh3_64_intdigest(out[first - start : last - start].data)
-            if found != int(self.journal.checksums[layer, kind, page]):
-                self._fail(layer, kind, page, MISMATCH)
-            verified[page] = True
+            if start <= first and last <= start + len(rows):
+                part = view[(first - start) * row_bytes : (last - start) * row_bytes]
+                digests.append(xxhash.xxh3_64_intdigest(part))
+                whole.append(page)
+        return np.array(whole, dtype=np.int64), np.array(digests, dtype=np.uint64)
 
     def write(self, layer: int, kind: int, start: int, rows: KVArray) -> None:
-        """Writes rows from position `start` on; see `KVPiece.write`."""
+        """Writes rows from position `start` on; see `KVPiece.write`.
+
+        Checksums are taken on the way, so that a commit has little left to do but to wait.
+        """
+        pages = self.journal.pages(start, start + len(rows))
+        whole, digests = self._digests(np.arange(pages.start, pages.stop), start, rows)
         view = rows.data.cast("B")
         offset = self._offset(layer, kind, start)
         try:
@@ -166,6 +187,17 @@ class Segment:
                 view, offset = view[count:], offset + count
         except OSError as error:
             raise store_error(error, self.path, "writing KV pages") from error
+        for page, digest in zip(whole.tolist(), digests.tolist(), strict=True):
+            self._fresh[layer, kind, page] = digest
+
+    def checksum(self, layer: int, kind: int, page: int) -> int:
+        """Returns the checksum of a page that is about to be committed.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        digest = self._fresh.pop((layer, kind, page), None)
+        return self.hash_page(layer, kind, page) if digest is None else digest
 
     def blank_unreadable(self, start: int, end: int) -> None:
         """Puts zeros where the disk cannot read [start, end), so that it can be written mapped.
