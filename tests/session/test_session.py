@@ -82,6 +82,13 @@ def test_an_interrupted_prefill_goes_on_from_the_last_committed_block(start: Sta
     assert answer.text == ask(start(store={"enabled": False})).text
 
 
+def test_an_interrupt_before_the_first_block_leaves_nothing(start: Start, home: Home) -> None:
+    with pytest.raises(KeyboardInterrupt), start(Recorder(interrupt_at=0)) as session:
+        session.prepare()
+    assert Store(home.store).list() == []
+    assert not list(home.store.rglob("kv.bin"))
+
+
 def test_appended_text_is_all_that_is_computed(start: Start, document: Path) -> None:
     ask(start())
     document.write_text(TEXT + "Fact 120: the last locker is empty.\n", encoding="utf-8")

@@ -35,6 +35,7 @@ def events(process):
     return lines
 
 
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kills", [10, pytest.param(200, marks=pytest.mark.slow)])
 def test_a_killed_prefill_goes_on_from_the_last_committed_block(tmp_path, kills):
     """Every kill is followed by a look: what was reported committed is there, bit for bit."""

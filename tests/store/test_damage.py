@@ -304,6 +304,7 @@ def mutate(root, chance):
     return kind, path.name
 
 
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     ("count", "seed"), [(100, 1), pytest.param(2000, 2, marks=pytest.mark.slow)]
 )
