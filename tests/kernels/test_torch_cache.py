@@ -155,3 +155,49 @@ def test_restricted_candidates_are_selected_as_if_the_others_were_forbidden(
         )
         expected = torch.stack([top_indices(row, count) for row in ballots]) + around.init_end
         assert chosen.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("sizes", [[300], [63, 1, 111, 125]])
+@pytest.mark.parametrize("bounds", [(0, 1), (5, 105), (60, 290)])
+def test_every_head_of_every_token_votes_among_all_keys_of_a_range(
+    sizes: list[int], bounds: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_cache, "TILE", 37)
+    monkeypatch.setattr(torch_cache, "SCORE_BYTES", 4 * 6 * 230 * 2)  # two tokens at a time
+    cache, k, v = make_cache(sizes)
+    cache.write(0, 0, k[:290], v[:290])
+    q = torch.randn(7, 6, DIM, generator=torch.Generator().manual_seed(6)) * 3
+    start, end = bounds
+    heads = ROPE.rotate(q.transpose(0, 1), slice(CONFIG.n_local, CONFIG.n_local + 1))
+    keys = k[start:end].repeat_interleave(GROUP, dim=1).transpose(0, 1)
+    expected = torch.softmax(heads @ keys.transpose(1, 2) / DIM**0.5, dim=-1).mean(dim=(0, 1))
+    actual = cache.soft_votes(0, q, start, end)
+    torch.testing.assert_close(actual, expected, atol=1e-7, rtol=1e-5)
+    assert float(actual.sum()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("num_sets", [1, 2])
+@pytest.mark.parametrize("num_tokens", [1, 8])
+def test_attention_mass_is_what_attention_weighs_each_position_with(
+    num_sets: int, num_tokens: int
+) -> None:
+    cache, k, v = make_cache([63, 1, 111, 125])
+    end = 250 + num_tokens
+    around = chunk_range(250, end, CONFIG)
+    generator = torch.Generator().manual_seed(7)
+    selected = torch.stack(
+        [torch.randperm(230, generator=generator)[:20].sort().values + 5 for _ in range(num_sets)]
+    )
+    q = torch.randn(num_tokens, 6, DIM, generator=generator)
+    # V that is 1 at one position and 0 elsewhere makes attention give back its weight.
+    for position in (0, int(selected[0, 3]), 249, 100):
+        mark = torch.zeros_like(v)
+        mark[position] = 1
+        cache.write(0, 0, k[:end], mark[:end])
+        weight = cache.attend(0, q, selected, around).mean()
+        mass = cache.attention_mass(0, q, selected, around)
+        assert mass.shape == (250,)
+        torch.testing.assert_close(mass[position], weight, atol=1e-6, rtol=1e-5)
+    attended = {0, 1, 2, 3, *selected.flatten().tolist(), *range(around.local_start, 250)}
+    assert set(torch.nonzero(mass).flatten().tolist()) == attended
+    assert float(mass.sum()) <= 1

@@ -15,6 +15,7 @@ from tsdoc.prompt.contents import contents_text
 from tsdoc.prompt.layout import prompt_text
 from tsdoc.prompt.render import RenderedTemplate
 from tsdoc.prompt.tokenizer import TextTokenizer
+from tsdoc.prompt.tokenmap import Span
 
 shared_tokenizer = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
@@ -45,6 +46,30 @@ def test_every_span_gives_back_exactly_the_original_text(
     for number in range(len(document.sections)):
         first, last = prompt.map.section_range(number)
         assert prompt.map.text(first, last) == document.sections[number].text
+
+
+@shared_tokenizer
+@given(document=documents(), data=st.data())
+def test_the_tokens_of_a_span_spell_it_and_none_of_them_is_idle(
+    tokenizer: TextTokenizer, document: Document, data: st.DataObject
+) -> None:
+    prompt = build(document, tokenizer)
+    number = data.draw(st.integers(0, len(document.sections) - 1))
+    length = len(document.sections[number].text)
+    if length == 0:
+        return
+    start = data.draw(st.integers(0, length - 1))
+    end = data.draw(st.integers(start + 1, length))
+    first, last = prompt.map.tokens(Span(section=number, start=start, end=end))
+    low, high = prompt.map.section_range(number)
+    assert low <= first < last <= high
+    (covered,) = prompt.map.spans(first, last)
+    assert covered.start <= start
+    assert covered.end >= end
+    for token in (first, last - 1):
+        for own in prompt.map.spans(token, token + 1):
+            assert own.start < end
+            assert own.end > start or own.start == own.end
 
 
 @shared_tokenizer

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from tsdoc.engine.decoder import DecoderPart
+from tsdoc.engine.query_log import QueryLog
 from tsdoc.engine.selection_cache import SelectionCache
 from tsdoc.kernels.interface import DeviceCache, DeviceDecode
 from tsdoc.kernels.rope import RopeTable
@@ -42,6 +43,7 @@ class Runner:
         *,
         allowed: Ranges | None = None,
         need_logits: bool,
+        log: QueryLog | None = None,
     ) -> torch.Tensor | None:
         """Runs tokens [start, start + len(ids)) chunk by chunk through all layers together.
 
@@ -52,6 +54,7 @@ class Runner:
             chunks: Position ranges that cover the tokens without gaps.
             allowed: Restricts selection to these position ranges.
             need_logits: A prefill needs only K and V, so the last layer stops after writing them.
+            log: Keeps the queries.
 
         Returns:
             Logits [vocab_size] of the last token, or None.
@@ -63,6 +66,8 @@ class Runner:
         for layer in range(decoder.config.num_layers):
             q, k, v = decoder.project(layer, hidden)
             cache.write(layer, start, k, v)
+            if log is not None:
+                log.write(layer, start, q)
             if layer == last_layer and not need_logits:
                 return None
             queries = cache.selection_queries(q, ranges)
@@ -80,6 +85,7 @@ class Runner:
         reuse: SelectionCache,
         *,
         allowed: Ranges | None = None,
+        log: QueryLog | None = None,
     ) -> torch.Tensor:
         """Runs one generated token and returns the logits [vocab_size] of the next.
 
@@ -93,6 +99,8 @@ class Runner:
         for layer in range(decoder.config.num_layers):
             q, k, v = decoder.project(layer, hidden)
             cache.write(layer, position, k, v)
+            if log is not None:
+                log.write(layer, position, q)
             query = selection_query(q, self.rope, config.n_local)
             window = reuse.look_up(layer, query, whole=whole)
             if window is None:
@@ -103,15 +111,19 @@ class Runner:
         return decoder.logits(hidden).squeeze(0)
 
     @torch.inference_mode()
-    def run_device_step(self, decode: DeviceDecode, token: int) -> torch.Tensor:
+    def run_device_step(
+        self, decode: DeviceDecode, token: int, *, log: QueryLog | None = None
+    ) -> torch.Tensor:
         """`run_step` where the device decides what is selected; logits [vocab_size]."""
         decoder = self.decoder
 
         def step(ids: torch.Tensor) -> torch.Tensor:
             hidden = decoder.embed(ids)
             for layer in range(decoder.config.num_layers):
-                attention = decode.attend(layer, *decoder.project(layer, hidden))
-                hidden = decoder.finish_layer(layer, hidden, attention)
+                q, k, v = decoder.project(layer, hidden)
+                if log is not None:
+                    log.write_at(layer, decode.position, q)
+                hidden = decoder.finish_layer(layer, hidden, decode.attend(layer, q, k, v))
             return decoder.logits(hidden).squeeze(0)
 
         return decode.run(step, token)

@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 
 from tsdoc.engine.forward import Ranges, Runner, chunk_bounds
+from tsdoc.engine.query_log import QueryLog
 from tsdoc.engine.sampling import Sampler, SamplingConfig
 from tsdoc.engine.selection_cache import MAX_HITS, SelectionCache
 from tsdoc.kernels.interface import DeviceCache, DeviceDecode
@@ -24,6 +25,7 @@ class GenerationConfig:
         question_chunk_size: Question tokens that share one selection.
         theta: Selection Cache threshold; None switches it off.
         allowed: Restricts selection to these position ranges.
+        keep_queries: Keeps those of the question's last chunk and of the answer.
     """
 
     max_new_tokens: int
@@ -32,6 +34,7 @@ class GenerationConfig:
     theta: float | None
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     allowed: Ranges | None = None
+    keep_queries: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,6 +46,7 @@ class Generation:
         end: K and V of [start, end) are computed; those of the last token may not be.
         finish_reason: "stop" or "length"; None while it goes on.
         reuse: The answer's Selection Cache, with its counts of look-ups and hits.
+        log: The queries of the question's last chunk and of the answer, where they are kept.
     """
 
     runner: Runner
@@ -54,6 +58,7 @@ class Generation:
     end: int = field(init=False)
     finish_reason: Literal["stop", "length"] | None = None
     reuse: SelectionCache | DeviceDecode = field(init=False)
+    log: QueryLog | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.reuse = SelectionCache(self.config.theta)
@@ -68,6 +73,7 @@ class Generation:
         position = self.start + len(self.question)
         chunks = chunk_bounds(self.start, position, config.question_chunk_size, self.start)
         logits: torch.Tensor | None = None
+        log = self.log = self._open_log(chunks[-1]) if config.keep_queries else None
         for first, last in chunks:
             ids = torch.tensor(self.question[first - self.start : last - self.start])
             logits = self.runner.run_chunks(
@@ -77,6 +83,7 @@ class Generation:
                 [(first, last)],
                 allowed=config.allowed,
                 need_logits=last == position,
+                log=log if last == position else None,
             )
             self.end = last
         sampler = Sampler(config.sampling)
@@ -96,10 +103,22 @@ class Generation:
                 self.finish_reason = "length"
                 return
             if decode is not None:
-                logits = self.runner.run_device_step(decode, token)
+                logits = self.runner.run_device_step(decode, token, log=log)
             else:
                 logits = self.runner.run_step(
-                    self.cache, token, position, reuse, allowed=config.allowed
+                    self.cache, token, position, reuse, allowed=config.allowed, log=log
                 )
             position += 1
             self.end = position
+            if log is not None:
+                log.end = position
+
+    def _open_log(self, last_chunk: tuple[int, int]) -> QueryLog:
+        start, end = last_chunk
+        return QueryLog(
+            self.runner.decoder,
+            start=start,
+            question_end=end,
+            num_tokens=end - start + self.config.max_new_tokens,
+            device=self.runner.rope.cos.device,
+        )

@@ -76,6 +76,31 @@ def merge_attention(
     return out.to(a_out.dtype), torch.logaddexp(a_lse, b_lse)
 
 
+def mass_by_position(
+    q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, length: int
+) -> torch.Tensor:
+    """How much of a chunk's attention goes to each position before it.
+
+    Args:
+        q: [num_qo_heads, num_tokens, head_dim], rotated.
+        k: [num_kv_heads, num_before + num_tokens, head_dim], rotated; the chunk's own come last.
+        positions: Of the rows before the chunk, [num_sets, num_before] below `length`.
+        length: Positions to give the mass of.
+
+    Returns:
+        [length] float32: mean over tokens and heads; what the chunk pays to itself is missing.
+    """
+    num_qo_heads, num_tokens, head_dim = q.shape
+    num_sets, num_before = positions.shape
+    packed = q.float().reshape(k.shape[0], -1, head_dim) * head_dim**-0.5
+    scores = torch.bmm(packed, k.float().transpose(1, 2)).view(num_qo_heads, num_tokens, -1)
+    mask = torch.ones(scores.shape[1:], dtype=torch.bool, device=q.device).tril(num_before)
+    shares = torch.softmax(scores.masked_fill_(~mask, -torch.inf), dim=-1)[..., :num_before]
+    per_set = shares.reshape(num_sets, -1, num_before).mean(dim=1) / num_sets
+    mass = torch.zeros(length, device=q.device)
+    return mass.index_add_(0, positions.flatten().long(), per_set.flatten())
+
+
 def _fused(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:

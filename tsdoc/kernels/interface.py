@@ -52,6 +52,10 @@ class DeviceDecode(Protocol):
     """The decode steps of one answer with the Selection Cache decided on the device."""
 
     @property
+    def position(self) -> torch.Tensor:
+        """Position of the current token, [1] on the device."""
+
+    @property
     def num_lookups(self) -> int:
         """Selections asked for so far, over all layers."""
 
@@ -142,6 +146,35 @@ class DeviceCache(Protocol):
 
         Returns:
             [num_tokens, num_qo_heads, head_dim].
+        """
+
+    def soft_votes(self, layer: int, q: torch.Tensor, start: int, end: int) -> torch.Tensor:
+        """What single tokens look at among the keys of [start, end), selected or not.
+
+        Every head of every token votes by a softmax over the range, its query rotated as for a
+        decode step's selection.
+
+        Args:
+            layer: Whose keys.
+            q: [num_tokens, num_qo_heads, head_dim], before RoPE.
+            start: First position.
+            end: Position after the last.
+
+        Returns:
+            [end - start] float32, of sum 1: mean over tokens and heads.
+
+        Raises:
+            CorruptPageError: a page does not match its checksum.
+        """
+
+    def attention_mass(
+        self, layer: int, q: torch.Tensor, selected: torch.Tensor, around: ChunkRange
+    ) -> torch.Tensor:
+        """The share of attention that `attend` with these arguments pays to each position.
+
+        Returns:
+            [around.start] float32: mean over the chunk's tokens and heads, 0 for what is not
+            attended; with what the chunk pays to itself it would sum to 1.
         """
 
     def open_window(self, layer: int, selected: torch.Tensor, around: ChunkRange) -> Window:

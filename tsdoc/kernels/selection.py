@@ -81,6 +81,20 @@ def selection_query(q: torch.Tensor, rope: RopeTable, n_local: int) -> torch.Ten
     return rotated.mean(dim=1) * rope.attention_factor
 
 
+def token_queries(q: torch.Tensor, rope: RopeTable, n_local: int) -> torch.Tensor:
+    """The selection queries of single tokens: what each would select by in decode.
+
+    Args:
+        q: [num_tokens, num_qo_heads, head_dim], before RoPE.
+        rope: Table that covers n_local.
+        n_local: The position they are rotated to.
+
+    Returns:
+        [num_tokens, num_qo_heads, head_dim] float32.
+    """
+    return rope.rotate(q.float(), slice(n_local, n_local + 1)) * rope.attention_factor
+
+
 def votes(
     logits: torch.Tensor, config: SelectionConfig, *, num_selected: int, num_kv_heads: int
 ) -> torch.Tensor:
@@ -136,6 +150,14 @@ def top_indices(scores: torch.Tensor, k: int) -> torch.Tensor:
     above = torch.nonzero(scores > threshold).squeeze(1)
     ties = torch.nonzero(scores == threshold).squeeze(1)[: k - above.shape[0]]
     return torch.sort(torch.cat((above, ties))).values
+
+
+def attended_positions(selected: torch.Tensor, around: ChunkRange, end: int) -> torch.Tensor:
+    """Positions [num_sets, n] of init, `selected` [num_sets, num_selected] and [local, `end`)."""
+    num_sets, device = selected.shape[0], selected.device
+    before = torch.arange(around.init_end, device=device).expand(num_sets, -1)
+    after = torch.arange(around.local_start, end, device=device).expand(num_sets, -1)
+    return torch.cat((before, selected, after), dim=1)
 
 
 def allowed_mask(

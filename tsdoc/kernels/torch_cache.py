@@ -14,14 +14,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tsdoc.kernels.attention import chunk_attention
+from tsdoc.kernels.attention import chunk_attention, mass_by_position
 from tsdoc.kernels.kv import KVPiece
 from tsdoc.kernels.rope import RopeTable
 from tsdoc.kernels.selection import (
     ChunkRange,
     SelectionConfig,
     allowed_mask,
+    attended_positions,
     selection_query,
+    token_queries,
     top_indices,
     votes,
 )
@@ -169,6 +171,17 @@ class TorchCache:
                 chosen[at] = self._choose(logits[:, row], first_key, ranges[at], allowed)
         return [c for c in chosen if c is not None]
 
+    def soft_votes(self, layer: int, q: torch.Tensor, start: int, end: int) -> torch.Tensor:
+        """See `DeviceCache.soft_votes`."""
+        queries = token_queries(q, self.rope, self._config.n_local)
+        num_tokens, num_heads, _ = queries.shape
+        total = torch.zeros(end - start)
+        batch = max(1, SCORE_BYTES // (4 * num_heads * (end - start)))
+        for part in torch.split(queries, batch):
+            logits = self._score(layer, part, start, end)
+            total += torch.softmax(logits, dim=-1).sum(dim=(0, 1, 2))
+        return total / (num_tokens * num_heads)
+
     def _score(self, layer: int, queries: torch.Tensor, start: int, end: int) -> torch.Tensor:
         """Scaled scores [num_kv_heads, num_queries, group, end - start] of keys [start, end)."""
         num_queries, num_heads, head_dim = queries.shape
@@ -241,6 +254,16 @@ class TorchCache:
         heads = self.rope.rotate(q.float().transpose(0, 1), slice(num_before, k.shape[1]))
         return chunk_attention(heads, k, v, num_before=num_before).transpose(0, 1)
 
+    def attention_mass(
+        self, layer: int, q: torch.Tensor, selected: torch.Tensor, around: ChunkRange
+    ) -> torch.Tensor:
+        """See `DeviceCache.attention_mass`."""
+        positions = attended_positions(selected, around, around.start)
+        k, _ = self._gather_rotated(layer, selected, around, around.end)
+        num_before = positions.shape[1]
+        heads = self.rope.rotate(q.float().transpose(0, 1), slice(num_before, k.shape[1]))
+        return mass_by_position(heads, k, positions, around.start)
+
     def open_window(self, layer: int, selected: torch.Tensor, around: ChunkRange) -> TorchWindow:
         """See `DeviceCache.open_window`."""
         return TorchWindow(
@@ -251,10 +274,7 @@ class TorchCache:
         self, layer: int, selected: torch.Tensor, around: ChunkRange, end: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """K, rotated to compact positions, and V of init, selected and [local_start, end)."""
-        num_sets = selected.shape[0]
-        before = torch.arange(around.init_end).expand(num_sets, -1)
-        after = torch.arange(around.local_start, end).expand(num_sets, -1)
-        positions = torch.cat((before, selected, after), dim=1)
+        positions = attended_positions(selected, around, end)
         k, v = self.gather(layer, positions)
         return self.rope.rotate(k, slice(0, positions.shape[1])), v
 

@@ -15,6 +15,7 @@ from tsdoc.kernels.triton.query import selection_queries
 from tsdoc.kernels.triton.store import store_kv
 from tsdoc.kernels.triton_attention import ChunkAttention, TritonWindow
 from tsdoc.kernels.triton_decode import TritonDecode, make_setup
+from tsdoc.kernels.triton_evidence import attention_mass, soft_votes
 from tsdoc.kernels.triton_parts import CacheParts
 from tsdoc.kernels.triton_plan import Planner
 from tsdoc.kernels.triton_selection import SelectedRows, select_chunks, together
@@ -95,6 +96,17 @@ class TritonCache:
     ) -> torch.Tensor:
         """See `DeviceCache.attend`."""
         return self.attend_chunks(layer, q, [selected], [around])
+
+    def soft_votes(self, layer: int, q: torch.Tensor, start: int, end: int) -> torch.Tensor:
+        """See `DeviceCache.soft_votes`."""
+        return soft_votes(self._parts, self._rope, self._config.n_local, layer, q, start, end)
+
+    def attention_mass(
+        self, layer: int, q: torch.Tensor, selected: torch.Tensor, around: ChunkRange
+    ) -> torch.Tensor:
+        """See `DeviceCache.attention_mass`."""
+        plan = self._planner.make([around], None, [selected.shape[1]])
+        return attention_mass(self._parts, self._rope, layer, q, selected, plan)
 
     def open_window(self, layer: int, selected: torch.Tensor, around: ChunkRange) -> TritonWindow:
         """See `DeviceCache.open_window`."""

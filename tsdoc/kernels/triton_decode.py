@@ -84,6 +84,11 @@ class DecodeSteps:
         self._graph: tuple[torch.cuda.CUDAGraph, torch.Tensor] | None = None
         self._is_compiled = False
 
+    @property
+    def position(self) -> torch.Tensor:
+        """See `DeviceDecode.position`."""
+        return self._position
+
     def begin(self, position: int, allowed: torch.Tensor | None) -> None:
         """Prepares for an answer whose first token is at `position`."""
         self._graph = None  # an answer's steps may write to memory of its own
@@ -197,6 +202,11 @@ class TritonDecode:
     def __init__(self, steps: DecodeSteps) -> None:
         self._steps: DecodeSteps | None = steps
         self._counts = (0, 0)
+
+    @property
+    def position(self) -> torch.Tensor:
+        """See `DeviceDecode.position`."""
+        return self._current().position
 
     @property
     def num_lookups(self) -> int:

@@ -172,6 +172,18 @@ class TimedCache:
         with self._recorder.span("attention"):
             return self._inner.attend(layer, q, selected, around)
 
+    def soft_votes(self, layer: int, q: torch.Tensor, start: int, end: int) -> torch.Tensor:
+        """See `DeviceCache.soft_votes`."""
+        with self._recorder.span("selection"):
+            return self._inner.soft_votes(layer, q, start, end)
+
+    def attention_mass(
+        self, layer: int, q: torch.Tensor, selected: torch.Tensor, around: ChunkRange
+    ) -> torch.Tensor:
+        """See `DeviceCache.attention_mass`."""
+        with self._recorder.span("attention"):
+            return self._inner.attention_mass(layer, q, selected, around)
+
     def open_window(self, layer: int, selected: torch.Tensor, around: ChunkRange) -> Window:
         """See `DeviceCache.open_window`."""
         return self._inner.open_window(layer, selected, around)

@@ -179,6 +179,16 @@ class TokenMap:
             for span in self.spans(token_start, token_end)
         )
 
+    def tokens(self, span: Span) -> tuple[int, int]:
+        """Returns the fewest prompt positions [start, end) whose tokens spell all of `span`."""
+        first, stop = self.section_range(span.section)
+        origin = int(self.arrays.section_tokens[0])
+        chars = self.arrays.char_start[first - origin : stop - origin]
+        begin = chars[np.searchsorted(chars, self._rendered(span.section, span.start), "right") - 1]
+        start = int(np.searchsorted(chars, begin, "left"))  # tokens may share their character
+        end = int(np.searchsorted(chars, self._rendered(span.section, span.end - 1), "right"))
+        return first + start, first + max(end, start + 1)
+
     def _span(self, section: int, start: int, stop: int) -> Span:
         first = int(self.arrays.section_tokens[0])
         chars = self.arrays.char_start[start - first : self.section_range(section)[1] - first]
@@ -191,6 +201,14 @@ class TokenMap:
             start=self._original(section, int(chars[0])),
             end=self._original(section, end),
         )
+
+    def _rendered(self, section: int, offset: int) -> int:
+        """Offset in the rendered section of character `offset` of the section's text."""
+        content_start = int(self.arrays.content[section, 0])
+        low, high = self.arrays.escape_bounds[section : section + 2]
+        escapes = self.arrays.escapes[low:high]
+        before = escapes - content_start - np.arange(escapes.size)  # their places in the text
+        return content_start + offset + int(np.searchsorted(before, offset, side="right"))
 
     def _original(self, section: int, rendered: int) -> int:
         """Offset in the section's text of offset `rendered` in the rendered section."""

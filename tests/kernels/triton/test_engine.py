@@ -10,6 +10,7 @@ import torch
 
 from tests.tiny_models import make_config, make_engine, make_oracle, memory_piece, token_ids
 from tsdoc.engine.engine import Engine
+from tsdoc.engine.evidence import look
 from tsdoc.engine.fused_decoder import FusedDecoder
 from tsdoc.engine.generate import Generation, GenerationConfig
 from tsdoc.kernels.selection import SelectionConfig
@@ -34,7 +35,11 @@ def answer(
     engine.prefill([piece], ids[:split], 0, prefill_block=32, on_block=ends.append)
     assert ends == [*range(32, split, 32), split]
     config = GenerationConfig(
-        max_new_tokens=count, stop_ids=frozenset(), question_chunk_size=16, theta=theta
+        max_new_tokens=count,
+        stop_ids=frozenset(),
+        question_chunk_size=16,
+        theta=theta,
+        keep_queries=True,
     )
     generation = engine.generate([piece], ids[split:].tolist(), split, config)
     list(generation)
@@ -54,6 +59,13 @@ def test_prefill_and_answer_equal_the_cpu_engine(device: torch.device, family: s
     assert gpu.tokens == cpu.tokens
     assert gpu.reuse.num_lookups == cpu.reuse.num_lookups
     assert gpu.reuse.num_hits == cpu.reuse.num_hits
+    assert gpu.log is not None
+    assert cpu.log is not None
+    looked, expected = (
+        look(g.runner, g.cache, g.log, (6, 60), question_chunk_size=16) for g in (gpu, cpu)
+    )
+    torch.testing.assert_close(looked.votes, expected.votes, atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(looked.attention, expected.attention, atol=1e-4, rtol=1e-3)
 
 
 @pytest.mark.gpu

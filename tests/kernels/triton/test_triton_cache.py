@@ -10,6 +10,7 @@ import torch
 
 from tests.kernels.triton.cases import assert_close, make_rope, only_on_gpu
 from tsdoc.errors import CorruptPageError
+from tsdoc.kernels import triton_evidence
 from tsdoc.kernels.kv import DevicePiece, KVArray, KVPiece, MemoryPiece
 from tsdoc.kernels.selection import SelectionConfig, chunk_range
 from tsdoc.kernels.torch_cache import TorchCache
@@ -91,6 +92,24 @@ def test_selects_and_attends_like_the_cpu_cache(
         assert_close(out, cpu.attend_chunks(1, q, expected, ranges), "attention", torch.float32)
         one = gpu.attend(1, q[-16:].to(device), expected[-1].to(device), ranges[-1])
         assert_close(one, out[-16:], "attention", torch.float32)
+
+
+@pytest.mark.parametrize("name", ["paper", "per_kv_head"])
+@pytest.mark.parametrize("bounds", [(4, 5), (63, 320), (7, 519)])
+def test_finds_what_tokens_looked_at_like_the_cpu_cache(
+    device: torch.device, name: str, bounds: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only_on_gpu(device, name == "per_kv_head" and bounds != (63, 320))
+    monkeypatch.setattr(triton_evidence, "VOTE_BYTES", 4 * (bounds[1] + 256) * 3)
+    cpu, gpu = make_pair(device, VARIANTS[name])
+    q = torch.randn(5, 6, DIM, generator=torch.Generator().manual_seed(8)) * 2
+    votes = gpu.soft_votes(1, q.to(device), *bounds)
+    assert_close(votes, cpu.soft_votes(1, q, *bounds), "votes", torch.float32)
+    around = chunk_range(530, 535, VARIANTS[name])
+    (selected,) = cpu.select(1, cpu.selection_queries(q, [around]), [around])
+    mass = gpu.attention_mass(1, q.to(device), selected.to(device), around)
+    assert_close(mass, cpu.attention_mass(1, q, selected, around), "attention", torch.float32)
+    assert int((mass > 0).sum()) == 4 + selected.unique().numel() + 12
 
 
 def test_a_window_grows_like_the_cpu_cache(device: torch.device) -> None:

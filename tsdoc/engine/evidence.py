@@ -1,0 +1,153 @@
+"""What question and answer looked at in the document: one exact pass over its keys, per layer.
+
+Every token that asked or answered votes, in the layers of its `QueryLog`, among all keys of the
+document, whatever was selected while it was computed. Keys that any question draws (attention
+sinks, headings, delimiters) are told apart by the votes of a neutral question: a token's evidence
+is its part of the Kullback-Leibler divergence between the two distributions, mean over layers.
+
+Weight and layers were chosen on 46 questions about novels (`tests/evidence_eval.py` measures them
+on others): question tokens point at what has the same words, answer tokens at what says the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from tsdoc.engine.forward import Ranges, Runner, chunk_bounds
+from tsdoc.engine.query_log import QueryLog
+from tsdoc.kernels.interface import DeviceCache
+from tsdoc.kernels.selection import chunk_range
+
+ANSWER_WEIGHT = 0.35  # of the answer's tokens together; the rest is the question's
+FLOOR = 0.01  # of an equal share: votes below it are noise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Looked:
+    """What the tokens of one answer looked at, per position of a range of the document.
+
+    Attributes:
+        votes: [num_layers, num_positions] float32, each layer's of sum 1.
+        attention: [num_positions] float32: the share of attention, as it is paid to the rows that
+            are attended, that goes there; mean over layers.
+    """
+
+    votes: torch.Tensor
+    attention: torch.Tensor
+
+    def evidence(self, neutral: torch.Tensor) -> torch.Tensor:
+        """Returns how much more was looked at than `neutral_votes` did, [num_positions], ≥ 0.
+
+        In nats: their sum is the divergence where more was looked at, mean over layers.
+        """
+        floor = FLOOR / self.votes.shape[1]
+        total = torch.zeros(self.votes.shape[1])
+        for votes, expected in zip(self.votes, neutral, strict=True):
+            gain = votes * torch.log((votes + floor) / (expected + floor))
+            total += gain.clamp_min_(0)
+        return total / len(neutral)
+
+
+@torch.inference_mode()
+def look(
+    runner: Runner,
+    cache: DeviceCache,
+    log: QueryLog,
+    document: tuple[int, int],
+    *,
+    question_chunk_size: int,
+    allowed: Ranges | None = None,
+) -> Looked:
+    """Finds what the tokens of `log` looked at.
+
+    Args:
+        runner: Model and settings.
+        cache: Holds K and V of the prompt, the question and the answer.
+        log: Queries of the question's last chunk and of the answer.
+        document: Positions [first, last) that are voted on.
+        question_chunk_size: Tokens that share a selection when attention is recomputed.
+        allowed: What the answer was restricted to.
+
+    Raises:
+        CorruptPageError: a page does not match its checksum.
+    """
+    first, last = document
+    chunks = [
+        *chunk_bounds(log.start, log.question_end, question_chunk_size, log.start),
+        *chunk_bounds(log.question_end, log.end, question_chunk_size, log.question_end),
+    ]
+    votes = torch.empty(len(log.layers), last - first)
+    attention = torch.zeros(last - first)
+    for row, layer in zip(votes, log.layers, strict=True):
+        row.copy_(_weighed_votes(cache, layer, log, document))
+        attention += _paid(runner, cache, layer, log, chunks, allowed)[first:last]
+    return Looked(votes=votes, attention=attention / len(log.layers))
+
+
+@torch.inference_mode()
+def neutral_votes(
+    runner: Runner,
+    cache: DeviceCache,
+    ids: Sequence[int],
+    start: int,
+    document: tuple[int, int],
+    *,
+    question_chunk_size: int,
+) -> torch.Tensor:
+    """Votes of a neutral question behind the prompt, [num_layers, num_positions] on the CPU.
+
+    Args:
+        runner: Model and settings.
+        cache: Holds K and V of the prompt; those behind `start` are overwritten.
+        ids: The question's tokens.
+        start: Length of the prompt.
+        document: Positions [first, last) that are voted on.
+        question_chunk_size: Tokens that share a selection.
+    """
+    end = start + len(ids)
+    log = QueryLog(
+        runner.decoder,
+        start=start,
+        question_end=end,
+        num_tokens=len(ids),
+        device=runner.rope.cos.device,
+    )
+    chunks = chunk_bounds(start, end, question_chunk_size, start)
+    runner.run_chunks(cache, torch.tensor(ids), start, chunks, need_logits=True, log=log)
+    votes = torch.empty(len(log.layers), document[1] - document[0])
+    for row, layer in zip(votes, log.layers, strict=True):
+        row.copy_(cache.soft_votes(layer, log.queries(layer, start, end), *document))
+    return votes
+
+
+def _weighed_votes(
+    cache: DeviceCache, layer: int, log: QueryLog, document: tuple[int, int]
+) -> torch.Tensor:
+    asked = cache.soft_votes(layer, log.queries(layer, log.start, log.question_end), *document)
+    if log.end == log.question_end:
+        return asked.cpu()
+    answered = cache.soft_votes(layer, log.queries(layer, log.question_end, log.end), *document)
+    return torch.lerp(asked, answered, ANSWER_WEIGHT).cpu()
+
+
+def _paid(
+    runner: Runner,
+    cache: DeviceCache,
+    layer: int,
+    log: QueryLog,
+    chunks: Sequence[tuple[int, int]],
+    allowed: Ranges | None,
+) -> torch.Tensor:
+    """Mean attention of all tokens to each position before them, as chunks of `log` pay it."""
+    total = torch.zeros(log.end)
+    for start, end in chunks:
+        around = chunk_range(start, end, runner.selection)
+        q = log.queries(layer, start, end)
+        queries = cache.selection_queries(q, [around])
+        (selected,) = cache.select(layer, queries, [around], allowed)
+        mass = cache.attention_mass(layer, q, selected, around).cpu()
+        total[: mass.shape[0]] += mass * (end - start)
+    return total / (log.end - log.start)
