@@ -145,12 +145,17 @@ class PromptSettings(_Group):
 
 
 class AnswerSettings(_Group):
-    """How an answer is generated; temperature 0 is greedy."""
+    """How an answer is generated and explained; temperature 0 is greedy.
+
+    Attributes:
+        evidence: Passages that are named below an answer, at most; 0 finds none and costs nothing.
+    """
 
     max_new_tokens: Positive = 512
     temperature: Annotated[float, Field(ge=0)] = 0.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     seed: int = 0
+    evidence: Annotated[int, Field(ge=0, le=50)] = 3
 
 
 class StoreSettings(_Group):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tsdoc.cli.app import build_app
@@ -18,6 +20,7 @@ from tsdoc.cli.console import Terminal
 from tsdoc.cli.counting import CountTexts
 from tsdoc.cli.edge import run_command
 from tsdoc.cli.services import ListedModel, Services
+from tsdoc.evidence import Coverage, Evidence, Passage
 from tsdoc.home import Home
 from tsdoc.ingest.document import (
     Document,
@@ -29,7 +32,7 @@ from tsdoc.ingest.document import (
 )
 from tsdoc.ingest.options import IngestOptions
 from tsdoc.progress import Reporter
-from tsdoc.session import Estimate, Outcome
+from tsdoc.session import Answer, Estimate, Outcome
 from tsdoc.session.parts import Part
 from tsdoc.session.repairing import Repaired
 from tsdoc.session.summary import CitedSentence, Summary
@@ -58,6 +61,7 @@ class FakeSession:
     reporter: Reporter
     behaviour: FakeServices
     asked: list[str] = field(default_factory=list)
+    explained: list[int] = field(default_factory=list)
     closed: bool = False
 
     @property
@@ -70,7 +74,13 @@ class FakeSession:
 
     @property
     def prompt(self) -> SimpleNamespace:
-        return SimpleNamespace(ids=[0] * 100)
+        arrays = SimpleNamespace(section_tokens=np.array([10, 20, 50, 90]))
+        token_map = SimpleNamespace(
+            document=self.document,
+            arrays=arrays,
+            section_range=lambda section: tuple(arrays.section_tokens[section : section + 2]),
+        )
+        return SimpleNamespace(ids=[0] * 100, map=token_map)
 
     @property
     def warnings(self) -> list[IngestWarning]:
@@ -101,12 +111,14 @@ class FakeSession:
             times_s={"prefill": 1.5},
         )
 
-    def ask(self, question: str, on_text: Callable[[str], None]) -> SimpleNamespace:
+    def ask(
+        self, question: str, on_text: Callable[[str], None], *, keep_queries: bool = False
+    ) -> Any:
         self.asked.append(question)
         self.behaviour.before_answer(self.reporter)
         for piece in self.behaviour.pieces:
             on_text(piece)
-        return SimpleNamespace(
+        return Answer(
             question=question,
             text="".join(self.behaviour.pieces),
             finish_reason=self.behaviour.finish_reason,
@@ -117,6 +129,12 @@ class FakeSession:
             selection_hits=3,
             times_s={"question": 0.5, "decode": 1.0},
         )
+
+    def find_evidence(self, answer: Answer, *, count: int) -> Answer:
+        self.explained.append(count)
+        evidence = self.behaviour.evidence
+        assert evidence is not None
+        return dataclasses.replace(answer, evidence=evidence)
 
 
 @dataclass
@@ -135,8 +153,10 @@ class FakeConversation:
     def __exit__(self, *error: object) -> None:
         pass
 
-    def ask(self, question: str, on_text: Callable[[str], None]) -> SimpleNamespace:
-        answer = self.session.ask(question, on_text)
+    def ask(
+        self, question: str, on_text: Callable[[str], None], *, keep_queries: bool = False
+    ) -> Answer:
+        answer: Answer = self.session.ask(question, on_text, keep_queries=keep_queries)
         self.turns.append(SimpleNamespace(question=question, finish_reason=answer.finish_reason))
         self.num_tokens += 12
         return answer
@@ -196,6 +216,7 @@ class FakeServices(Services):
         self.root = home
         self.pieces = ["The villain", " is Moriarty."]
         self.finish_reason = "stop"
+        self.evidence: Evidence | None = make_evidence()
         self.reused_tokens = 0
         self.count: CountTexts | None = None
         self.document = make_document()
@@ -287,6 +308,37 @@ class FakeServices(Services):
             fingerprint="f00d",
             config=SimpleNamespace(architecture="llama", window=8192),
         )
+
+
+def make_evidence(**changes: Any) -> Evidence:
+    """Returns two passages of `make_document`'s file big.txt."""
+
+    def passage(start: int, text: str, line: int, last: int, **more: Any) -> Passage:
+        place = Place(file="big.txt", titles=("One",), page=None, page_label=None, line=line)
+        values: dict[str, Any] = {
+            "text": text,
+            "first": place,
+            "last": dataclasses.replace(place, line=last),
+            "section": 1,
+            "start": start,
+            "end": start + len(text),
+            "num_tokens": 4,
+            "position": 0.5,
+            "share": 0.25,
+            "attention": 0.125,
+        }
+        return Passage(**{**values, **more})
+
+    values: dict[str, Any] = {
+        "passages": (
+            passage(0, "many words\nmany words", 1, 2),
+            passage(33, "many words", 4, 4, position=0.75),
+        ),
+        "coverage": Coverage(unit="file", holding=1, total=2),
+        "stands_out": True,
+        "strip": (0.0, 1.0, 0.5, 0.25),
+    }
+    return Evidence(**{**values, **changes})
 
 
 def make_document(**changes: Any) -> Document:

@@ -52,7 +52,7 @@ def test_several_questions_are_answered_in_one_session(cli: Cli, services: FakeS
 
 
 def test_json_is_one_object(cli: Cli) -> None:
-    value = cli("ask", "a.txt", "Who?", "--json").json()
+    value = cli("ask", "a.txt", "Who?", "--json", "--evidence", "0").json()
     assert value["schema"] == "tsdoc.ask/1"
     assert value["model"] == {"name": "test-model", "licence": "Apache-2.0", "small": True}
     assert value["prompt_tokens"] == 100
@@ -70,6 +70,7 @@ def test_json_is_one_object(cli: Cli) -> None:
             "generated_tokens": 2,
             "selection_cache": {"steps": 4, "hits": 3},
             "times_s": {"question": 0.5, "decode": 1.0},
+            "evidence": None,
         }
     ]
 

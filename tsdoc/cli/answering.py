@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from tsdoc.cli.evidence import evidence_json, show_evidence
 from tsdoc.cli.options import Reading
 from tsdoc.cli.run import Run
 
@@ -41,23 +42,44 @@ def open_sources(
         yield session
 
 
-def answer_all(run: Run, session: Session, questions: Sequence[str]) -> list[Answer]:
-    """Asks every question and streams its answer to stdout, unless JSON was asked for."""
+def answer_all(
+    run: Run, session: Session, questions: Sequence[str], *, evidence: int = 0
+) -> list[Answer]:
+    """Asks every question and streams its answer to stdout, unless JSON was asked for.
+
+    Args:
+        run: The command.
+        session: On the sources.
+        questions: One or more.
+        evidence: Passages to name below each answer, at most.
+    """
     answers = []
     for number, question in enumerate(questions):
         show = _ignore if run.output.json else run.terminal.write
         if len(questions) > 1 and not run.output.json:
             run.terminal.line(f"{'' if number == 0 else chr(10)}> {question}\n")
-        answer = session.ask(question, show)
+        answer = session.ask(question, show, keep_queries=evidence > 0)
         if not run.output.json:
             run.terminal.line()
             run.terminal.flush()
+        if evidence:
+            answer = explain(run, session, answer, count=evidence)
         answers.append(answer)
         report(run, answer)
     if session.prepare().times_s.get("prefill", 0.0) > LONG_PREFILL_S:
         start_s = START_UP_S + answers[-1].times_s["first_token"]
         run.reporter.note(f"next questions on this document take about {start_s:.0f} s to start")
     return answers
+
+
+def explain(run: Run, session: Session, answer: Answer, *, count: int) -> Answer:
+    """Finds and shows the passages that the model looked at for its last answer."""
+    run.reporter.start("looking where the answer comes from", None, "layers")
+    answer = session.find_evidence(answer, count=count)
+    run.reporter.finish()
+    if answer.evidence is not None:
+        show_evidence(run, answer.evidence)
+    return answer
 
 
 def report(run: Run, answer: Answer) -> None:
@@ -139,6 +161,7 @@ def answer_json(answer: Answer) -> dict[str, object]:
         "generated_tokens": answer.generated_tokens,
         "selection_cache": {"steps": answer.selection_steps, "hits": answer.selection_hits},
         "times_s": dict(answer.times_s),
+        "evidence": None if answer.evidence is None else evidence_json(answer.evidence),
     }
 
 

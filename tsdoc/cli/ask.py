@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -16,9 +17,12 @@ from tsdoc.cli.answering import (
 )
 from tsdoc.cli.arguments import parse_request, require_sources
 from tsdoc.cli.command import command
-from tsdoc.cli.options import Engine, Model, Reading, Sampling, Sources, Tuning
+from tsdoc.cli.evidence import wanted_passages
+from tsdoc.cli.evidence_page import answers_page
+from tsdoc.cli.options import Engine, Explaining, Model, Reading, Sampling, Sources, Tuning
 from tsdoc.cli.reporter import amount, duration
 from tsdoc.cli.run import Run
+from tsdoc.report import check_target, write_page
 
 PANEL = "Questions"
 
@@ -60,6 +64,7 @@ def add_commands(app: typer.Typer) -> None:
             ("A question about a book", 'tsdoc ask book.pdf "Who inherits the house?"'),
             ("About a part of it", 'tsdoc ask book.pdf --pages 100-180 "What is decided?"'),
             ("Several questions", 'tsdoc ask src/ -q "What is it for?" -q "How is it tested?"'),
+            ("With a page to check it on", 'tsdoc ask a.pdf b.pdf --html why.html "Who pays?"'),
             ("From a pipe, for a script", "man bash | tsdoc ask - 'What is a job?' --json"),
         ],
     )(ask)
@@ -85,18 +90,29 @@ def ask(
     model: Model,
     engine: Engine,
     sampling: Sampling,
+    explaining: Explaining,
 ) -> None:
     """Ask a question of books, PDFs or a repository.
 
     The sources are read and prefilled once; further questions reuse what is kept and take seconds.
-    The answer goes to stdout, everything else to stderr. Ctrl-C keeps what was prefilled.
+    The answer goes to stdout, everything else to stderr. On a terminal, passages that the model
+    looked at follow, with their pages or lines. Ctrl-C keeps what was prefilled.
     """
     request = parse_request(items or [], questions=questions or [], questions_file=questions_file)
-    settings = run.settings(tuning, model=model, engine=engine, sampling=sampling).settings
+    resolved = run.settings(
+        tuning, model=model, engine=engine, sampling=sampling, explaining=explaining
+    )
+    settings, page = resolved.settings, explaining.html
+    count = wanted_passages(run, resolved, html=page)
+    if page is not None:
+        check_target(Path(page))
     with open_sources(
         run, settings=settings, sources=request.sources, reading=reading, offline=model.offline
     ) as session:
-        answers = answer_all(run, session, request.questions)
+        answers = answer_all(run, session, request.questions, evidence=count)
+        if page is not None:
+            write_page(Path(page), answers_page(session, answers))
+            run.reporter.note(f"wrote {page}")
         if run.output.json:
             run.answer(session_json(session, answers))
 

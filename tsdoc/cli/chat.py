@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tsdoc.cli.answering import open_sources, say_cut, session_json
+from tsdoc.cli.answering import explain, open_sources, say_cut, session_json
 from tsdoc.cli.arguments import STDIN, require_sources
 from tsdoc.cli.command import command
+from tsdoc.cli.evidence import show_evidence
 from tsdoc.cli.options import Engine, Model, Reading, Sampling, Sources, Tuning
 from tsdoc.cli.questions import FENCE, Questions
 from tsdoc.cli.reporter import duration
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
 PANEL = "Questions"
 SHOWN = 60  # characters of the last question that is said again
-HELP = f"""/tokens   how long document and conversation are
+HELP = f"""/evidence where the model looked for its last answer
+/tokens   how long document and conversation are
 /quit     end the chat (Ctrl-D does, too)
 /help     this text
 Ctrl-C stops an answer. A line that ends in \\ goes on in the next one; a question of many lines
@@ -150,8 +152,27 @@ class _Chat:
                 say(line)
         elif name == "tokens":
             self._say_tokens()
+        elif name == "evidence":
+            self._say_evidence()
         else:
             say(f"there is no /{name}; /help lists what there is")
+
+    def _say_evidence(self) -> None:
+        count = self._num_passages
+        if not self._answers:
+            self._run.terminal.say("nothing has been answered yet")
+        elif count == 0:
+            self._run.terminal.say("evidence is switched off; --set evidence=3 switches it on")
+        elif (known := self._answers[-1].evidence) is not None:
+            show_evidence(self._run, known)
+        else:
+            session = self._conversation.session
+            self._answers[-1] = explain(self._run, session, self._answers[-1], count=count)
+
+    @property
+    def _num_passages(self) -> int:
+        """Passages that /evidence names, which only somebody at a terminal can ask for."""
+        return self._conversation.session.settings.answer.evidence if self._interactive else 0
 
     def _say_tokens(self) -> None:
         session = self._conversation.session
@@ -190,7 +211,7 @@ class _Chat:
             if not as_json:
                 run.terminal.write(text)
 
-        answer = conversation.ask(question, show)
+        answer = conversation.ask(question, show, keep_queries=self._num_passages > 0)
         if not as_json:
             run.terminal.line()
             run.terminal.flush()

@@ -64,6 +64,11 @@ class Terminal:
         """Whether stderr is a terminal that can redraw a line."""
         return self.stderr.isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
 
+    @property
+    def columns(self) -> int | None:
+        """How wide stdout is; None when it is no terminal."""
+        return shutil.get_terminal_size().columns if self.answers_on_screen else None
+
     def write(self, text: str) -> None:
         """Writes a part of the answer: made visible on a terminal, exact elsewhere."""
         self._put(self.stdout, visible(text) if self.answers_on_screen else text)
@@ -86,8 +91,7 @@ class Terminal:
         """Writes a table: as wide as the terminal at most, as wide as it needs elsewhere."""
         from tsdoc.cli.tables import table_lines
 
-        width = shutil.get_terminal_size().columns if self.answers_on_screen else None
-        for line in table_lines(columns, rows, width=width):
+        for line in table_lines(columns, rows, width=self.columns):
             self._put(self.stdout, f"{line}\n")
 
     def say(self, message: str) -> None:

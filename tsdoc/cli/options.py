@@ -219,3 +219,30 @@ class Sampling:
             rich_help_panel=ANSWERING,
         ),
     ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explaining:
+    """What is said of where an answer came from."""
+
+    evidence: Annotated[
+        int | None,
+        typer.Option(
+            "--evidence",
+            metavar="N",
+            min=0,
+            max=50,
+            help="Name up to N passages that the model looked at, 3 unless stdout is a pipe; "
+            "0 names none.",
+            rich_help_panel=ANSWERING,
+        ),
+    ] = None
+    html: Annotated[
+        str | None,
+        typer.Option(
+            "--html",
+            metavar="FILE",
+            help="Write answers and passages as a page with the document as a strip.",
+            rich_help_panel=ANSWERING,
+        ),
+    ] = None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tsdoc.cli.arguments import find_password, parse_pages
 from tsdoc.cli.console import Terminal
 from tsdoc.cli.interrupt import Interrupts
-from tsdoc.cli.options import Engine, Model, Output, Reading, Sampling, Tuning
+from tsdoc.cli.options import Engine, Explaining, Model, Output, Reading, Sampling, Tuning
 from tsdoc.cli.reporter import ConsoleReporter
 from tsdoc.cli.services import Services
 from tsdoc.errors import InterruptedRunError, TsdocError
@@ -17,6 +17,8 @@ from tsdoc.errors import InterruptedRunError, TsdocError
 if TYPE_CHECKING:
     from tsdoc.config import Layer, ResolvedSettings
     from tsdoc.ingest.options import IngestOptions
+
+EVIDENCE = "--evidence"
 
 
 class Run:
@@ -64,6 +66,7 @@ class Run:
         model: Model | None = None,
         engine: Engine | None = None,
         sampling: Sampling | None = None,
+        explaining: Explaining | None = None,
     ) -> ResolvedSettings:
         """Resolves all settings from options, profile and the user's config file.
 
@@ -78,7 +81,7 @@ class Run:
             user_config_path,
         )
 
-        layers = _option_layers(model, engine, sampling)
+        layers = _option_layers(model, engine, sampling, explaining)
         layers.append(assignment_layer(tuning.assignments))
         if tuning.profile is not None:
             content = self.services.load_profile(tuning.profile)
@@ -155,7 +158,10 @@ def error_json(error: BaseException) -> dict[str, object]:
 
 
 def _option_layers(
-    model: Model | None, engine: Engine | None, sampling: Sampling | None
+    model: Model | None,
+    engine: Engine | None,
+    sampling: Sampling | None,
+    explaining: Explaining | None,
 ) -> list[Layer]:
     """Returns one layer for each option that was given."""
     from tsdoc.config import Layer
@@ -173,6 +179,8 @@ def _option_layers(
             ("--top-p", "answer.top_p", sampling.top_p),
             ("--seed", "answer.seed", sampling.seed),
         ]
+    if explaining is not None:
+        given.append((EVIDENCE, "answer.evidence", explaining.evidence))
     return [
         Layer(origin=f"option {flag}", values={key: value})
         for flag, key, value in given

@@ -70,8 +70,10 @@ class Conversation:
         """Of these, the ones that go through the model again with the next question."""
         return len(self._tail.ids) - self._tail.num_cached
 
-    def ask(self, question: str, on_text: Callable[[str], None]) -> Answer:
-        """Answers the next question and keeps the turn.
+    def ask(
+        self, question: str, on_text: Callable[[str], None], *, keep_queries: bool = False
+    ) -> Answer:
+        """Answers the next question and keeps the turn; see `Session.ask`.
 
         Ctrl-C ends an answer that has begun, as it is: its finish_reason is "interrupted". Before
         that, the question is dropped and KeyboardInterrupt raised.
@@ -81,7 +83,7 @@ class Conversation:
             StoreError: the turn cannot be kept; it was answered all the same.
         """
         before = len(self._tail.ids)
-        answer = self.session.ask(question, on_text, tail=self._tail)
+        answer = self.session.ask(question, on_text, tail=self._tail, keep_queries=keep_queries)
         self.turns.append(
             Turn(
                 question=question,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tsdoc.evidence.results import Evidence
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
@@ -61,8 +63,9 @@ class Answer:
     """One answer; token counts as in the JSON output.
 
     Attributes:
-        times_s: Seconds to the first token, and for the rest of the answer. Those of the stages
-            before are the session's.
+        times_s: Seconds to the first token, for the rest of the answer, and for finding evidence.
+            Those of the stages before are the session's.
+        evidence: What the model looked at; None when it was not asked for.
     """
 
     question: str
@@ -74,3 +77,4 @@ class Answer:
     selection_steps: int
     selection_hits: int
     times_s: dict[str, float]
+    evidence: Evidence | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -37,9 +37,11 @@ from tsdoc.store.key import ModelKey
 
 if TYPE_CHECKING:
     from tsdoc.engine.engine import Engine
-    from tsdoc.engine.generate import GenerationConfig
+    from tsdoc.engine.generate import Generation, GenerationConfig
+    from tsdoc.session.evidence import EvidenceFinder
     from tsdoc.store import Store
 
+NEUTRAL_QUESTION = "What is this document about?"
 SHOWN_FILES = 100  # names kept with an entry, for `tsdoc cache show`
 
 
@@ -73,6 +75,8 @@ class Session:
     _engine: Engine | None = field(default=None, init=False)
     _device: Device = field(init=False)
     _num_answers: int = field(default=0, init=False)
+    _last: tuple[Engine, Generation] | None = field(default=None, init=False)
+    _finder: EvidenceFinder | None = field(default=None, init=False)
     _resources: ExitStack = field(default_factory=ExitStack, init=False)
 
     def __post_init__(self) -> None:
@@ -117,7 +121,7 @@ class Session:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._kv = None
+        self._kv = self._last = None
         self._resources.close()
 
     @property
@@ -161,6 +165,7 @@ class Session:
         tail: Tail | None = None,
         allowed: Sequence[tuple[int, int]] | None = None,
         max_new_tokens: int | None = None,
+        keep_queries: bool = False,
     ) -> Answer:
         """Answers one question.
 
@@ -172,6 +177,7 @@ class Session:
             allowed: Restricts selection to these ranges of prompt positions (parts of the document)
                 and to what stands behind the prompt.
             max_new_tokens: Instead of the settings' value.
+            keep_queries: Makes `find_evidence` possible.
 
         Raises:
             ResourceError: prompt, question and answer exceed max_prompt_tokens.
@@ -189,6 +195,7 @@ class Session:
         engine = self._make_engine(start + room)
         config = self._generation_config(
             max_new_tokens=room - len(ids),
+            keep_queries=keep_queries,
             allowed=None if allowed is None else [*allowed, (prompt_len, start + room)],
         )
         begun = time.perf_counter()
@@ -228,6 +235,7 @@ class Session:
         total_s = time.perf_counter() - begun
         first_s = answer.first_token_at - begun if answer.num_tokens else total_s
         self._num_answers += 1
+        self._last = (engine, generation) if keep_queries else None
         return Answer(
             question=question,
             text=answer.text,
@@ -239,6 +247,25 @@ class Session:
             selection_hits=generation.reuse.num_hits,
             times_s={"first_token": first_s, "decode": total_s - first_s},
         )
+
+    def find_evidence(self, answer: Answer, *, count: int) -> Answer:
+        """Returns the last answer with up to `count` passages that the model looked at.
+
+        The document's keys are read once more. `answer` was asked for with `keep_queries`, and
+        nothing since.
+        """
+        from tsdoc.session.evidence import EvidenceFinder
+
+        assert self._last is not None  # noqa: S101 - there is an answer
+        begun = time.perf_counter()
+        if self._finder is None:
+            ids = self._question_ids(NEUTRAL_QUESTION, Tail())
+            self._finder = EvidenceFinder(
+                prompt=self.prompt, neutral_ids=ids, make_piece=self._room
+            )
+        evidence = self._finder.find(*self._last, self._load_kv().pieces, count=count)
+        times_s = {**answer.times_s, "evidence": time.perf_counter() - begun}
+        return replace(answer, evidence=evidence, times_s=times_s)
 
     def _question_ids(self, question: str, tail: Tail) -> list[int]:
         encode = self.template.turn_ids if tail.ids else self.template.question_ids
@@ -296,7 +323,11 @@ class Session:
         return self._engine
 
     def _generation_config(
-        self, *, max_new_tokens: int, allowed: Sequence[tuple[int, int]] | None
+        self,
+        *,
+        max_new_tokens: int,
+        allowed: Sequence[tuple[int, int]] | None,
+        keep_queries: bool,
     ) -> GenerationConfig:
         from tsdoc.engine.generate import GenerationConfig
         from tsdoc.engine.sampling import SamplingConfig
@@ -305,6 +336,7 @@ class Session:
         return GenerationConfig(
             max_new_tokens=max_new_tokens,
             allowed=allowed,
+            keep_queries=keep_queries,
             stop_ids=frozenset(self.model.config.eos_token_ids),
             question_chunk_size=self.settings.engine.question_chunk_size,
             theta=self.settings.engine.theta,

@@ -1,0 +1,79 @@
+"""Passages under an answer: whole, short, in their place, and for nothing when not wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+from tests.session.conftest import TEXT
+from tsdoc.engine import query_log
+from tsdoc.session import Answer, Session
+
+Start = Callable[..., Session]
+QUESTION = "What does locker 7 hold?"
+
+
+def explained(session: Session, count: int) -> Answer:
+    answer = session.ask(QUESTION, lambda text: None, keep_queries=True)
+    return session.find_evidence(answer, count=count)
+
+
+@pytest.mark.parametrize("top_k", [64, 4000], ids=["selected", "everything fits"])
+def test_passages_are_text_of_the_document_with_their_lines(start: Start, top_k: int) -> None:
+    with start(selection={"top_k": top_k, "n_local": 64}) as session:
+        answer = explained(session, 4)
+    evidence = answer.evidence
+    assert evidence is not None
+    assert len(evidence.passages) == 4
+    assert answer.times_s["evidence"] > 0
+    lines = TEXT.split("\n")
+    for passage in evidence.passages:
+        assert passage.text == TEXT[passage.start : passage.end]
+        assert passage.num_tokens <= 100
+        first, last = passage.first.line, passage.last.line
+        assert first is not None
+        assert last is not None
+        assert passage.text in "\n".join(lines[first - 1 : last])
+        assert passage.text.split("\n")[0] in lines[first - 1]
+        assert 0 < passage.share < 1
+        assert 0 <= passage.attention < 1
+    for one, other in combinations(evidence.passages, 2):
+        assert one.end <= other.start or other.end <= one.start
+    assert max(evidence.strip) == 1
+    assert min(evidence.strip) >= 0
+
+
+def test_the_answer_is_the_same_with_evidence(start: Start) -> None:
+    with start() as session:
+        plain = session.ask(QUESTION, lambda text: None)
+        first = explained(session, 2)
+        again = explained(session, 2)
+    assert first.text == plain.text
+    assert plain.evidence is None
+    assert "evidence" not in plain.times_s
+    assert again.evidence == first.evidence
+
+
+def test_evidence_that_is_not_wanted_costs_nothing(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(query_log.QueryLog, "__init__", None)
+    with start() as session:
+        assert session.ask(QUESTION, lambda text: None).generated_tokens > 0
+
+
+def test_coverage_counts_files(start: Start, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for number in range(5):
+        (folder / f"{number}.txt").write_text(TEXT[number * 300 :][:300], encoding="utf-8")
+    with start(sources=[str(folder)]) as session:
+        evidence = explained(session, 1).evidence
+    assert evidence is not None
+    assert evidence.coverage is not None
+    assert evidence.coverage.unit == "file"
+    assert evidence.coverage.total == 5
+    assert 1 <= evidence.coverage.holding <= 5

@@ -1,0 +1,132 @@
+"""The passages below an answer: as lines, as JSON, as a page."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING
+
+from tsdoc.cli.run import EVIDENCE, Run
+from tsdoc.errors import UsageError
+
+if TYPE_CHECKING:
+    from tsdoc.config import ResolvedSettings
+    from tsdoc.evidence import Coverage, Evidence, Passage
+    from tsdoc.ingest.document import Place
+
+HEADING = "What the model looked at most (where to check, not a proof):"
+WIDTH = 100  # where no terminal says how wide it is
+UNITS = {"page": "pages", "file": "files", "section": "sections"}
+
+
+def wanted_passages(run: Run, resolved: ResolvedSettings, *, html: str | None) -> int:
+    """Returns how many passages to look for.
+
+    A pipe gets the answer alone, so nothing is looked for unless somebody asked.
+
+    Raises:
+        UsageError: a page without passages is wanted.
+    """
+    count = resolved.settings.answer.evidence
+    if html is not None and count == 0:
+        raise UsageError("--html shows the passages, and no evidence is looked for")
+    asked = resolved.origins["answer.evidence"] == f"option {EVIDENCE}" or html is not None
+    return count if asked or run.output.json or run.terminal.answers_on_screen else 0
+
+
+def show_evidence(run: Run, evidence: Evidence) -> None:
+    """Lists the passages: below the answer on a terminal, on stderr where stdout is a pipe."""
+    if not evidence.stands_out:
+        run.reporter.warn(
+            "nothing_stands_out",
+            "",
+            "no passage stands out: the answer may not come from the document",
+        )
+    if run.output.json:
+        return
+    for line in evidence_lines(evidence, width=run.terminal.columns or WIDTH):
+        if run.terminal.answers_on_screen:
+            run.terminal.line(line)
+        else:
+            run.reporter.note(line)
+    run.terminal.flush()
+
+
+def evidence_lines(evidence: Evidence, *, width: int) -> list[str]:
+    """Returns the passages, numbered, with their places and the share of attention."""
+    lines = ["", HEADING]
+    for number, passage in enumerate(evidence.passages, 1):
+        where = " · ".join(part for part in (place_text(passage), section_text(passage)) if part)
+        lines += ["", f"{number:>2}. {where}"]
+        for line in quoted_lines(passage.text):
+            indent = "    "
+            lines += textwrap.wrap(
+                line, max(width, 20), initial_indent=indent, subsequent_indent=indent
+            )
+    if evidence.coverage is not None:
+        lines += ["", coverage_text(evidence.coverage)]
+    return lines
+
+
+def quoted_lines(text: str) -> list[str]:
+    """Returns a passage's text: prose as one line, what is indented as it stands."""
+    lines = textwrap.dedent(text).split("\n")
+    if any(line[:1].isspace() for line in lines):
+        return [line.replace("\t", "    ") for line in lines if line.strip()]
+    return [" ".join(text.split())]
+
+
+def place_text(passage: Passage) -> str:
+    """Returns file and page or line, with the end where it is another one."""
+    first, last = passage.first, passage.last
+    text = str(first)
+    if first.page is not None and last.page not in (None, first.page):
+        return f"{text} to p. {last.page}"
+    if first.page is None and first.line is not None and last.line not in (None, first.line):
+        return f"{text}-{last.line}"
+    return text
+
+
+def section_text(passage: Passage) -> str:
+    """Returns the headings above a passage."""
+    return " › ".join(" ".join(title.split()) for title in passage.first.titles)
+
+
+def coverage_text(coverage: Coverage) -> str:
+    """Returns how widely attention was spread, as a sentence."""
+    return (
+        f"90 % of the attention paid to the document went to {coverage.holding:,} of "
+        f"{coverage.total:,} {UNITS[coverage.unit]}."
+    )
+
+
+def evidence_json(evidence: Evidence) -> dict[str, object]:
+    """Returns evidence as it goes into an answer's JSON."""
+    coverage = evidence.coverage
+    return {
+        "passages": [
+            {
+                **_place_json(passage.first),
+                "last_page": passage.last.page,
+                "last_line": passage.last.line,
+                "section": list(passage.first.titles),
+                "text": passage.text,
+                "tokens": passage.num_tokens,
+                "share": round(passage.share, 4),
+                "attention": round(passage.attention, 4),
+            }
+            for passage in evidence.passages
+        ],
+        "coverage": None
+        if coverage is None
+        else {"unit": coverage.unit, "holding": coverage.holding, "total": coverage.total},
+        "stands_out": evidence.stands_out,
+    }
+
+
+def _place_json(place: Place) -> dict[str, object]:
+    return {
+        "file": place.file,
+        "page": place.page,
+        "page_label": place.page_label,
+        "line": place.line,
+    }
