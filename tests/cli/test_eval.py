@@ -9,7 +9,8 @@ import pytest
 
 from tests.cli.conftest import Cli, FakeServices
 from tests.eval.test_results import make_item
-from tsdoc.eval.evaluate import Difference, EvalReport, EvalRequest
+from tsdoc.eval.fidelity import Fidelity
+from tsdoc.eval.request import Difference, EvalReport, EvalRequest
 from tsdoc.eval.results import make_cells
 from tsdoc.eval.tasks import TASKS
 
@@ -18,6 +19,7 @@ class Evaluating(FakeServices):
     def __init__(self, home: Path) -> None:
         super().__init__(home)
         self.requests: list[EvalRequest] = []
+        self.fidelity: tuple[Fidelity, ...] = ()
 
     def evaluate(self, request: EvalRequest, **arguments: Any) -> EvalReport:
         self.requests.append(request)
@@ -36,7 +38,7 @@ class Evaluating(FakeServices):
                 Difference(policy="streaming_llm", other="tokenselect", mean=-0.1, low=-0.3,
                            high=0.1, n=40),
             ),
-            path=None,
+            fidelity=self.fidelity, path=None,
         )  # fmt: skip
 
 
@@ -48,7 +50,7 @@ def services(services: FakeServices) -> Evaluating:
 def test_options_reach_the_request(cli: Cli, services: Evaluating) -> None:
     line = (
         "eval --tasks vt,cwe --lengths 8k,1M,3000,all --policy tokenselect:top_k=4096,theta=null "
-        "--policy topk --source a.txt --items 7 --haystacks 2 --seed 5 --haystack noise "
+        "--policy topk --source a.txt --items 7 --haystacks 2 --seed 5 --haystack document,noise "
         "--out r.jsonl"
     )
     assert cli(*line.split()).code == 0
@@ -60,7 +62,7 @@ def test_options_reach_the_request(cli: Cli, services: Evaluating) -> None:
         items=7,
         haystacks=2,
         seed=5,
-        background="noise",
+        backgrounds=("document", "noise"),
         sources=("a.txt",),
         out=Path("r.jsonl"),
     )
@@ -73,6 +75,12 @@ def test_a_wrong_length_is_a_usage_error(cli: Cli, lengths: str) -> None:
     assert "is no length" in result.stderr
 
 
+def test_an_unknown_haystack_is_a_usage_error(cli: Cli) -> None:
+    result = cli("eval", "--haystack", "noise,hay")
+    assert result.code == 2
+    assert "names no kind" in result.stderr
+
+
 def test_the_table_fits_80_columns(
     cli: Cli, services: Evaluating, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,6 +91,26 @@ def test_the_table_fits_80_columns(
     assert lines[1].split() == cells.split()
     assert "At 8,192 tokens of book.txt with tokenselect: 60 % right" in "\n".join(lines)
     assert "streaming_llm against tokenselect: -10.0 points" in "\n".join(lines)
+
+
+def test_fidelity_is_a_table_of_its_own(
+    cli: Cli, services: Evaluating, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    services.fidelity = (
+        Fidelity(
+            policy="tokenselect:top_k=4096,chunk_size=256", length=8192, n=128, kl=0.01234,
+            kl_high=0.5, same=0.9375, low=0.88, high=0.97, perplexity=12.3456,
+            full_perplexity=12.0, recall=0.987, recall_by_layer=(0.9, 1.0), hit_ratio=0.3,
+        ),
+    )  # fmt: skip
+    page = tmp_path / "page.html"
+    lines = cli("eval", "--fidelity", "--html", str(page), terminal=True).stdout.splitlines()
+    assert "0.0123" in page.read_text("utf-8")
+    assert services.requests[0].fidelity
+    assert max(map(len, lines)) <= 80
+    cells = " ".join(lines[1].split())
+    assert cells.endswith("8k 128 0.0123 0.500 94 % 88–97 12.35 12.00 98.7 %")
 
 
 def test_json_has_a_schema_cells_and_items(cli: Cli, services: Evaluating) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from tests.session.conftest import Recorder, home, model_directory
-from tsdoc.eval.evaluate import EvalReport, EvalRequest, evaluate
+from tsdoc.eval.evaluate import evaluate
+from tsdoc.eval.request import EvalReport, EvalRequest
 from tsdoc.home import Home
 from tsdoc.ingest.options import IngestOptions
 from tsdoc.prompt.chat import ChatTemplate, load_template

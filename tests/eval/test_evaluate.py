@@ -13,8 +13,8 @@ import transformers
 
 from tests.session.conftest import Recorder
 from tsdoc.errors import UsageError
-from tsdoc.eval.evaluate import EvalReport
 from tsdoc.eval.plan import Plan
+from tsdoc.eval.request import EvalReport
 from tsdoc.eval.tasks import find_task
 from tsdoc.home import Home
 from tsdoc.prompt.chat import ChatTemplate
@@ -146,7 +146,7 @@ def test_full_attention_says_what_transformers_says_on_the_same_items(
     model = transformers.AutoModelForCausalLM.from_pretrained(model_directory).eval()
     plan = Plan(
         tasks=tuple(map(find_task, tasks)), lengths=(900,), items=1, haystacks=1, seed=0,
-        background=None, document=(),
+        backgrounds=(), document=(),
     )  # fmt: skip
     said = {}
     for job in plan.jobs():

@@ -27,7 +27,7 @@ def make_plan(task: str, length: int = 6000, items: int = 4, **changes: object) 
         items=items,
         haystacks=1,
         seed=0,
-        background=None,
+        backgrounds=(),
         document=(),
     )
     return dataclasses.replace(plan, **changes)  # type: ignore[arg-type]
@@ -190,16 +190,24 @@ def test_a_number_string_repeats_digits(tokenizer: TextTokenizer, template: Chat
 
 
 def test_a_document_is_the_haystack(tokenizer: TextTokenizer, template: ChatTemplate) -> None:
-    plan = make_plan("niah_single_2", 1800, 2, background="document", document=DOCUMENT)
+    plan = make_plan("niah_single_2", 1800, 2, backgrounds=("document",), document=DOCUMENT)
     text = tokenizer.decode(build(plan, tokenizer, template).ids)
     assert text.count("stormy night") > 10
     assert "the miller" not in text
 
 
+def test_backgrounds_take_turns(tokenizer: TextTokenizer, template: ChatTemplate) -> None:
+    plan = make_plan(
+        "niah_single_2", 1800, 3, backgrounds=("document", "noise"), document=DOCUMENT, haystacks=3
+    )
+    texts = [tokenizer.decode(job.build(tokenizer, template).ids) for job in plan.jobs()]
+    assert ["stormy night" in text for text in texts] == [True, False, True]
+
+
 def test_a_document_that_is_too_short_is_refused(
     tokenizer: TextTokenizer, template: ChatTemplate
 ) -> None:
-    plan = make_plan("niah_single_2", 90_000, 2, background="document", document=DOCUMENT)
+    plan = make_plan("niah_single_2", 90_000, 2, backgrounds=("document",), document=DOCUMENT)
     with pytest.raises(UsageError, match="fewer than a length of 90,000"):
         build(plan, tokenizer, template)
 

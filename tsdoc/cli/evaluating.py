@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,7 +14,8 @@ from tsdoc.cli.run import Run
 from tsdoc.errors import UsageError
 
 if TYPE_CHECKING:
-    from tsdoc.eval.evaluate import EvalReport
+    from tsdoc.eval.background import Kind
+    from tsdoc.eval.request import EvalReport
 
 SCALES = {"": 1, "k": 1024, "m": 1 << 20}
 
@@ -84,9 +85,14 @@ NumHaystacks = Annotated[
         show_default=False,
     ),
 ]
-Background = Annotated[
-    Literal["noise", "filler", "document"] | None,
-    typer.Option("--haystack", help="What the texts are made of.", show_default=False),
+Backgrounds = Annotated[
+    str | None,
+    typer.Option(
+        "--haystack",
+        metavar="KINDS",
+        help="What the texts are made of: noise, filler or document; several take turns.",
+        show_default=False,
+    ),
 ]
 Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Other seeds are other items.")]
 Out = Annotated[
@@ -101,6 +107,12 @@ Out = Annotated[
 Html = Annotated[
     Path | None,
     typer.Option("--html", metavar="FILE", help="Write a page with heat maps too."),
+]
+FidelityOption = Annotated[
+    bool,
+    typer.Option(
+        "--fidelity", help="Compare policies with full attention token by token; no tasks."
+    ),
 ]
 ListAll = Annotated[bool, typer.Option("--list", help="Name all tasks and policies.")]
 
@@ -133,10 +145,11 @@ def evaluate(
     data: Data = None,
     items: NumItems = None,
     haystacks: NumHaystacks = None,
-    background: Background = None,
+    backgrounds: Backgrounds = None,
     seed: Seed = 0,
     out: Out = None,
     html: Html = None,
+    fidelity: FidelityOption = False,
     list_all: ListAll = False,
     reading: Reading,
     tuning: Tuning,
@@ -147,7 +160,7 @@ def evaluate(
 
     Facts are hidden in long texts and asked for. Without options that takes some minutes.
     """
-    from tsdoc.eval.evaluate import EvalRequest
+    from tsdoc.eval.request import EvalRequest
     from tsdoc.report import check_target
 
     if list_all:
@@ -162,9 +175,10 @@ def evaluate(
         items=items,
         haystacks=haystacks,
         seed=seed,
-        background=background,
+        backgrounds=() if backgrounds is None else _kinds(backgrounds),
         sources=tuple(sources or ()),
         files=tuple(data or ()),
+        fidelity=fidelity,
         out=out,
     )
     settings = run.settings(tuning, model=model, engine=engine).settings
@@ -192,7 +206,7 @@ def parse_lengths(text: str) -> tuple[int, ...]:
     Raises:
         UsageError: a part is no length.
     """
-    from tsdoc.eval.evaluate import WHOLE
+    from tsdoc.eval.request import WHOLE
 
     lengths = []
     for part in _names(text):
@@ -206,6 +220,19 @@ def parse_lengths(text: str) -> tuple[int, ...]:
             )
         lengths.append(int(match[1]) * SCALES[match[2]])
     return tuple(lengths)
+
+
+def _kinds(text: str) -> tuple[Kind, ...]:
+    from tsdoc.eval.background import KINDS
+
+    kinds = tuple(kind for name in _names(text) for kind in KINDS if kind == name)
+    if len(kinds) < len(_names(text)):
+        raise UsageError(
+            f"{text} names no kind of text",
+            where="--haystack",
+            hint=f"Kinds: {', '.join(KINDS)}.",
+        )
+    return kinds
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -237,8 +264,15 @@ def _list(run: Run) -> None:
 
 def _show(run: Run, report: EvalReport) -> None:
     from tsdoc.cli.tables import Column
-    from tsdoc.eval.show import difference_line, summary_lines, table_rows
+    from tsdoc.eval.show import difference_line, fidelity_rows, summary_lines, table_rows
 
+    if report.fidelity:
+        titles = ("length", "tokens", "KL", "KL 95 %", "same", "95 %", "perpl.", "full", "recall")
+        run.terminal.table(
+            [Column(title="policy", shrinks=True), *(Column(title=t, right=True) for t in titles)],
+            fidelity_rows(report),
+        )
+        return
     columns = [
         Column(title="task", shrinks=True),
         Column(title="length", right=True),

@@ -17,7 +17,7 @@ from tsdoc.errors import ModelError, ResourceError
 
 if TYPE_CHECKING:
     from tsdoc.cli.counting import CountTexts
-    from tsdoc.eval.evaluate import EvalReport, EvalRequest
+    from tsdoc.eval.request import EvalReport, EvalRequest
     from tsdoc.home import Home
     from tsdoc.ingest.document import Document
     from tsdoc.ingest.options import IngestOptions

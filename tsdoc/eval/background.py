@@ -13,6 +13,7 @@ from tsdoc.eval.words import FILLER, make_sentence
 from tsdoc.ingest.document import Document
 
 Kind = Literal["noise", "filler", "document"]
+KINDS: tuple[Kind, ...] = ("noise", "filler", "document")
 PIECE_CHARS = 600
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 

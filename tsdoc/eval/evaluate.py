@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import json
@@ -13,9 +14,20 @@ from typing import Any
 from tsdoc.errors import UsageError
 from tsdoc.eval.background import Kind, split_document
 from tsdoc.eval.datasets import load_examples
+from tsdoc.eval.fidelity import make_texts, measure_fidelity
 from tsdoc.eval.plan import Plan, digest_pieces
 from tsdoc.eval.policies import ModelContext, PolicyChoice, parse_policy
-from tsdoc.eval.results import Cell, ItemResult, ResultFile, make_cells, paired_difference
+from tsdoc.eval.request import (
+    DEFAULT_HAYSTACKS,
+    DEFAULT_ITEMS,
+    DEFAULT_LENGTHS,
+    DEFAULT_TASKS,
+    WHOLE,
+    Difference,
+    EvalReport,
+    EvalRequest,
+)
+from tsdoc.eval.results import ItemResult, ResultFile, make_cells, paired_difference
 from tsdoc.eval.run import Evaluation
 from tsdoc.eval.tasks import Task, find_task
 from tsdoc.home import Home, private_dir
@@ -27,74 +39,6 @@ from tsdoc.progress import Reporter
 from tsdoc.session.loading import load_model, resolve_compute_dtype
 from tsdoc.session.opening import OpenedModel, open_model
 from tsdoc.settings import Settings
-
-WHOLE = 0  # a length: the whole document
-DEFAULT_TASKS = ("niah_single_2", "niah_multikey_1")
-DEFAULT_LENGTHS: dict[Device, tuple[int, ...]] = {
-    "cpu": (4096, 8192),
-    "cuda": (8192, 32_768, 131_072),
-}
-DEFAULT_ITEMS: dict[Device, int] = {"cpu": 10, "cuda": 20}
-DEFAULT_HAYSTACKS: dict[Device, int] = {"cpu": 1, "cuda": 2}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvalRequest:
-    """What the user asked for; None is the default for device and document.
-
-    Attributes:
-        lengths: In tokens; `WHOLE` is the whole document.
-        policies: As `parse_policy` reads them.
-        sources: A document of the user's to hide things in.
-        files: Files of InfiniteBench, RULER or LongBench; they replace the generated tasks unless
-            `tasks` names some as well.
-        out: Where results are kept; None is a file under the home.
-    """
-
-    tasks: tuple[str, ...] | None = None
-    lengths: tuple[int, ...] | None = None
-    policies: tuple[str, ...] = ("tokenselect",)
-    items: int | None = None
-    haystacks: int | None = None
-    seed: int = 0
-    background: Kind | None = None
-    sources: tuple[str, ...] = ()
-    files: tuple[Path, ...] = ()
-    out: Path | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
-    """How far a policy is from the first one on the items both answered, with a 95 % interval."""
-
-    policy: str
-    other: str
-    mean: float
-    low: float
-    high: float
-    n: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvalReport:
-    """The outcome.
-
-    Attributes:
-        document: Name of the user's document; None without one.
-        document_tokens: Its length.
-        path: Where the results are kept.
-    """
-
-    model: str
-    licence: str | None
-    device: str
-    window: int
-    document: str | None
-    document_tokens: int
-    cells: tuple[Cell, ...]
-    differences: tuple[Difference, ...]
-    items: tuple[ItemResult, ...]
-    path: Path | None
 
 
 def evaluate(
@@ -125,52 +69,161 @@ def evaluate(
     opened = open_model(settings=settings, home=home, reporter=reporter, offline=offline)
     device = resolve_device(settings.engine.device)
     pieces = tuple(split_document(document)) if document else ()
-    num_tokens = _count(pieces, opened)
+    subject = _Subject(
+        request=request,
+        settings=settings,
+        choices=choices,
+        opened=opened,
+        device=device,
+        compute_dtype=resolve_compute_dtype(settings.engine, opened.model, device),
+        document=document,
+        pieces=pieces,
+        document_tokens=sum(ids.size for ids, _ in opened.tokenizer.encode_many(pieces)),
+        reporter=reporter,
+    )
+    if request.fidelity:
+        return _compare(subject)
     plan = Plan(
         tasks=tasks,
-        lengths=_lengths(request, device, num_tokens, reporter) if tasks else (),
+        lengths=subject.lengths() if tasks else (),
         items=request.items or DEFAULT_ITEMS[device],
-        haystacks=request.haystacks or DEFAULT_HAYSTACKS[device],
+        haystacks=subject.haystacks,
         seed=request.seed,
-        background=request.background or ("document" if pieces else None),
+        backgrounds=subject.backgrounds,
         document=pieces,
         examples=tuple(examples),
     )
-    compute_dtype = resolve_compute_dtype(settings.engine, opened.model, device)
-    header = _header(opened, settings, device, compute_dtype, plan)
-    results = ResultFile(_path(request, home, settings, header), header)
-    jobs = plan.jobs()
-    loaded = load_model(opened.model, settings.engine, compute_dtype, device)
-    Evaluation(
-        jobs=jobs,
-        policies=choices,
-        tokenizer=opened.tokenizer,
-        template=opened.template,
-        context=ModelContext(
-            config=opened.model.config,
-            settings=settings,
+    header = subject.header()
+    return _run(subject, plan, ResultFile(_path(request, home, settings, header), header))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Subject:
+    """What is evaluated, and on which text."""
+
+    request: EvalRequest
+    settings: Settings
+    choices: Sequence[PolicyChoice]
+    opened: OpenedModel
+    device: Device
+    compute_dtype: str
+    document: Document | None
+    pieces: tuple[str, ...]
+    document_tokens: int
+    reporter: Reporter
+
+    @property
+    def haystacks(self) -> int:
+        """Texts in each cell."""
+        return self.request.haystacks or DEFAULT_HAYSTACKS[self.device]
+
+    @property
+    def backgrounds(self) -> tuple[Kind, ...]:
+        """What the texts are made of; empty is each task's own."""
+        return self.request.backgrounds or (("document",) if self.pieces else ())
+
+    def lengths(self, most: int | None = None) -> tuple[int, ...]:
+        """The lengths asked for; by default those up to `most` that the document fills.
+
+        Raises:
+            UsageError: the whole document is asked for and there is none.
+        """
+        asked, num_tokens = self.request.lengths, self.document_tokens
+        if asked is not None:
+            if WHOLE in asked and not num_tokens:
+                raise UsageError("a length of the whole document needs --source")
+            return tuple(dict.fromkeys(length or num_tokens for length in asked))
+        lengths = [n for n in DEFAULT_LENGTHS[self.device] if most is None or n <= most]
+        if not num_tokens:
+            return tuple(lengths)
+        fitting = tuple(length for length in lengths if length <= num_tokens)
+        if not fitting:
+            self.reporter.note(f"the document has {num_tokens:,} tokens: all of it is used")
+        return fitting or (num_tokens,)
+
+    def context(self, max_tokens: int) -> ModelContext:
+        """Loads the model for prompts of up to `max_tokens`."""
+        loaded = load_model(
+            self.opened.model,
+            self.settings.engine,
+            self.compute_dtype,
+            self.device,
+        )
+        return ModelContext(
+            config=self.opened.model.config,
+            settings=self.settings,
             decoder=loaded.decoder,
             backend=loaded.backend,
-            max_tokens=max(job.most_tokens for job in jobs),
-        ),
+            max_tokens=max_tokens,
+        )
+
+    def header(self) -> dict[str, Any]:
+        """What decides the answers beside policy and haystack."""
+        engine = self.settings.engine
+        return {
+            "model": self.opened.model.name,
+            "fingerprint": self.opened.model.fingerprint,
+            "template": self.opened.template.fingerprint,
+            "device": self.device,
+            "compute_dtype": self.compute_dtype,
+            "kv_dtype": engine.kv_dtype,
+            "theta": engine.theta,
+            "question_chunk_size": engine.question_chunk_size,
+            "selection": self.settings.selection.model_dump(),
+            "document": digest_pieces(self.pieces),
+        }
+
+    def report(self, **found: Any) -> EvalReport:
+        """A report with what is known already."""
+        empty = {"cells": (), "differences": (), "items": (), "fidelity": (), "path": None}
+        return EvalReport(
+            model=self.opened.model.name,
+            licence=self.opened.model.licence,
+            device=self.device,
+            window=self.opened.model.config.window,
+            document=self.document.name if self.document else None,
+            document_tokens=self.document_tokens,
+            **{**empty, **found},
+        )
+
+
+def _run(subject: _Subject, plan: Plan, results: ResultFile) -> EvalReport:
+    jobs = plan.jobs()
+    Evaluation(
+        jobs=jobs,
+        policies=subject.choices,
+        tokenizer=subject.opened.tokenizer,
+        template=subject.opened.template,
+        window=subject.opened.model.config.window,
+        load=functools.partial(subject.context, max(job.most_tokens for job in jobs)),
         results=results,
-        reporter=reporter,
+        reporter=subject.reporter,
     ).run()
-    labels, names = [choice.label for choice in choices], {job.name for job in jobs}
+    labels, names = [choice.label for choice in subject.choices], {job.name for job in jobs}
     items = [i for i in results.items if i.policy in labels and i.haystack in names]
     items.sort(key=lambda item: labels.index(item.policy))
-    return EvalReport(
-        model=opened.model.name,
-        licence=opened.model.licence,
-        device=device,
-        window=opened.model.config.window,
-        document=document.name if document else None,
-        document_tokens=num_tokens,
+    return subject.report(
         cells=tuple(make_cells(items)),
-        differences=tuple(_differences(items, choices)),
+        differences=tuple(_differences(items, labels)),
         items=tuple(items),
         path=results.path,
     )
+
+
+def _compare(subject: _Subject) -> EvalReport:
+    lengths = subject.lengths(most=subject.opened.model.config.window)
+    texts = functools.partial(
+        make_texts,
+        count=subject.haystacks,
+        kinds=subject.backgrounds or ("noise",),
+        document=subject.pieces,
+        seed=subject.request.seed,
+        tokenizer=subject.opened.tokenizer,
+        template=subject.opened.template,
+    )
+    context = subject.context(max(lengths))
+    rows = measure_fidelity(subject.choices, lengths, texts, context, subject.reporter)
+    return subject.report(fidelity=tuple(rows))
 
 
 def _tasks(request: EvalRequest) -> tuple[Task, ...]:
@@ -193,49 +246,6 @@ def _read(sources: Sequence[str], ingest: IngestOptions, reporter: Reporter) -> 
     return document
 
 
-def _count(pieces: Sequence[str], opened: OpenedModel) -> int:
-    return sum(ids.size for ids, _ in opened.tokenizer.encode_many(pieces))
-
-
-def _lengths(
-    request: EvalRequest, device: Device, document_tokens: int, reporter: Reporter
-) -> tuple[int, ...]:
-    """The lengths asked for; by default those that the document fills.
-
-    Raises:
-        UsageError: the whole document is asked for and there is none.
-    """
-    if request.lengths is not None:
-        if WHOLE in request.lengths and not document_tokens:
-            raise UsageError("a length of the whole document needs --source")
-        return tuple(dict.fromkeys(length or document_tokens for length in request.lengths))
-    lengths = DEFAULT_LENGTHS[device]
-    if not document_tokens:
-        return lengths
-    fitting = tuple(length for length in lengths if length <= document_tokens)
-    if not fitting:
-        reporter.note(f"the document has {document_tokens:,} tokens: all of it is used")
-    return fitting or (document_tokens,)
-
-
-def _header(
-    opened: OpenedModel, settings: Settings, device: Device, compute_dtype: str, plan: Plan
-) -> dict[str, Any]:
-    """What decides the answers beside policy and haystack."""
-    return {
-        "model": opened.model.name,
-        "fingerprint": opened.model.fingerprint,
-        "template": opened.template.fingerprint,
-        "device": device,
-        "compute_dtype": compute_dtype,
-        "kv_dtype": settings.engine.kv_dtype,
-        "theta": settings.engine.theta,
-        "question_chunk_size": settings.engine.question_chunk_size,
-        "selection": settings.selection.model_dump(),
-        "document": digest_pieces(plan.document),
-    }
-
-
 def _path(
     request: EvalRequest, home: Home, settings: Settings, header: dict[str, Any]
 ) -> Path | None:
@@ -249,11 +259,9 @@ def _path(
     return private_dir(home.evals) / f"{digest[:16]}.jsonl"
 
 
-def _differences(items: Sequence[ItemResult], choices: Sequence[PolicyChoice]) -> list[Difference]:
+def _differences(items: Sequence[ItemResult], labels: Sequence[str]) -> list[Difference]:
     """Each further policy against the first."""
-    by_policy = {
-        choice.label: [item for item in items if item.policy == choice.label] for choice in choices
-    }
+    by_policy = {label: [i for i in items if i.policy == label] for label in labels}
     first, *others = by_policy
     found = []
     for label in others:

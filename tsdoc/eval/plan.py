@@ -62,8 +62,8 @@ class Plan:
         lengths: In tokens, question and answer included.
         items: Questions in each cell, as far as `haystacks` allows.
         haystacks: Prefills in each cell at most.
-        background: What haystacks are made of where it is not part of the task; None is each
-            task's own.
+        backgrounds: What haystacks are made of, in turn, where it is not part of the task; empty is
+            each task's own.
         document: Pieces of the user's document.
         examples: Items of benchmark files.
     """
@@ -73,7 +73,7 @@ class Plan:
     items: int
     haystacks: int
     seed: int
-    background: Kind | None
+    backgrounds: tuple[Kind, ...]
     document: tuple[str, ...]
     examples: tuple[Example, ...] = ()
 
@@ -123,7 +123,8 @@ class Job:
         """What the haystack is made of; None where the task decides."""
         if self.task.background is None:
             return None
-        return self.plan.background or self.task.background
+        kinds = self.plan.backgrounds or (self.task.background,)
+        return kinds[self.number % len(kinds)]
 
     @property
     def name(self) -> str:

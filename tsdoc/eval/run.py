@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tsdoc.eval.haystack import Haystack, Question
@@ -24,14 +24,17 @@ class Evaluation:
     """Everything a run needs.
 
     Attributes:
-        jobs: Haystacks; those of a file of results are passed over.
+        jobs: Haystacks; those whose results are there already are passed over.
+        window: Of the model, in tokens.
+        load: Loads the model when there is something to run.
     """
 
     jobs: Sequence[Work]
     policies: Sequence[PolicyChoice]
     tokenizer: TextTokenizer
     template: ChatTemplate
-    context: ModelContext
+    window: int
+    load: Callable[[], ModelContext]
     results: ResultFile
     reporter: Reporter
 
@@ -49,11 +52,12 @@ class Evaluation:
             return
         self._say_cost(open_jobs)
         progress = _Progress(self.reporter, total)
+        context = self.load()
         built: dict[str, Haystack] = {}
         for choice in self.policies:
             if not open_jobs[choice.label]:
                 continue
-            contender = choice.start(self.context)
+            contender = choice.start(context)
             for job in open_jobs[choice.label]:
                 if job.name not in built:
                     built[job.name] = job.build(self.tokenizer, self.template)
@@ -64,8 +68,7 @@ class Evaluation:
         self.reporter.finish()
 
     def _open_jobs(self, choice: PolicyChoice) -> list[Work]:
-        window = self.context.config.window
-        todo = []
+        window, todo = self.window, []
         for job in self.jobs:
             if choice.in_window and job.length > window:
                 self.reporter.warn(
@@ -85,7 +88,7 @@ class Evaluation:
             ids.size + question.max_new_tokens
             for ids, question in zip(haystack.question_ids, haystack.questions, strict=True)
         )
-        return haystack.ids.size + longest <= self.context.config.window
+        return haystack.ids.size + longest <= self.window
 
     def _run_job(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
-from tsdoc.eval.evaluate import Difference, EvalReport
+from tsdoc.eval.request import Difference, EvalReport
 from tsdoc.eval.results import NUM_DEPTHS, Cell, wilson
 
 
@@ -42,6 +42,23 @@ def table_rows(report: EvalReport) -> Iterator[tuple[str, ...]]:
             _seconds(cell.prefill_s),
             _seconds(cell.first_s),
             "" if cell.token_s is None else f"{1000 * cell.token_s:.0f} ms",
+        )
+
+
+def fidelity_rows(report: EvalReport) -> Iterator[tuple[str, ...]]:
+    """Yields a row for each policy and length."""
+    for row in sorted(report.fidelity, key=lambda row: row.length):
+        yield (
+            row.policy,
+            length_name(row.length),
+            f"{row.n}",
+            f"{row.kl:.4f}",
+            f"{row.kl_high:.3f}",
+            f"{100 * row.same:.0f} %",
+            f"{100 * row.low:.0f}–{100 * row.high:.0f}",
+            f"{row.perplexity:.2f}",
+            f"{row.full_perplexity:.2f}",
+            "" if row.recall is None else f"{100 * row.recall:.1f} %",
         )
 
 
@@ -86,6 +103,7 @@ def report_json(report: EvalReport) -> dict[str, object]:
         "cells": [asdict(cell) for cell in report.cells],
         "differences": [asdict(difference) for difference in report.differences],
         "items": [asdict(item) for item in report.items],
+        "fidelity": [asdict(row) for row in report.fidelity],
         "results": None if report.path is None else str(report.path),
     }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tsdoc.eval.policies.attending import PolicyRun
-from tsdoc.eval.policies.interface import Reply
+from tsdoc.eval.policies.interface import Followed, Reply
 from tsdoc.eval.policies.tokenselect import TokenSelect
 from tsdoc.prompt.tokenizer import Ids
 
@@ -25,3 +25,7 @@ class AfterTokenSelect:
     def answer(self, question: Ids, max_new_tokens: int) -> Reply:
         """See `Contender.answer`."""
         return self._answering.answer(question, max_new_tokens)
+
+    def follow(self, ids: Ids) -> Followed:
+        """See `Contender.follow`."""
+        return self._answering.follow(ids)

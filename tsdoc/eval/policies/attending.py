@@ -17,7 +17,7 @@ import torch
 
 from tsdoc.engine.forward import Ranges, chunk_bounds
 from tsdoc.eval.policies.cache import PolicyCache
-from tsdoc.eval.policies.interface import ModelContext, Reply
+from tsdoc.eval.policies.interface import Followed, ModelContext, Reply
 from tsdoc.kernels.kv import KVPiece
 from tsdoc.kernels.rope import RopeTable, make_rope_table
 from tsdoc.kernels.torch_cache import as_tensor
@@ -119,7 +119,8 @@ class PolicyRun:
         self._begin(num_tokens)
         for layer in range(self._context.config.num_layers):
             k, v = as_tensor(piece.keys(layer)), as_tensor(piece.values(layer))
-            self._cache.write(layer, 0, k[:num_tokens], v[:num_tokens])
+            k, v = (rows[:num_tokens].to(self._cache.device) for rows in (k, v))
+            self._cache.write(layer, 0, k, v)
         self._cache.sealed = num_tokens
 
     def _begin(self, num_tokens: int) -> None:
@@ -159,6 +160,17 @@ class PolicyRun:
         return Reply(
             tokens=tuple(tokens), first_s=first - begun, decode_s=time.perf_counter() - first
         )
+
+    def follow(self, ids: Ids) -> Followed:
+        """See `Contender.follow`."""
+        start = self._num_tokens
+        self._cache.reserve(start + len(ids))
+        self._policy.rewind(start)
+        rows = [
+            self.forward(ids[n : n + 1], start + n, [(start + n, start + n + 1)], num_logits=1)
+            for n in range(len(ids))
+        ]
+        return Followed(logits=torch.cat(rows).cpu())
 
     @torch.inference_mode()
     def forward(self, ids: Ids, start: int, chunks: Ranges, *, num_logits: int) -> torch.Tensor:

@@ -11,6 +11,8 @@ from tsdoc.prompt.tokenizer import Ids
 from tsdoc.settings import Settings
 
 if TYPE_CHECKING:
+    import torch
+
     from tsdoc.engine.decoder import DecoderPart
     from tsdoc.kernels.interface import Backend
 
@@ -42,6 +44,15 @@ class Reply:
     hits: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Followed:
+    """Given tokens fed one by one: logits [num_tokens, vocab_size] float32 on the CPU."""
+
+    logits: torch.Tensor
+    lookups: int = 0
+    hits: int = 0
+
+
 class Contender(Protocol):
     """A policy that runs: one haystack at a time."""
 
@@ -58,3 +69,6 @@ class Contender(Protocol):
 
     def answer(self, question: Ids, max_new_tokens: int) -> Reply:
         """Answers greedily behind the haystack; the next answer starts behind it as well."""
+
+    def follow(self, ids: Ids) -> Followed:
+        """Feeds given tokens behind the haystack as if they had been generated."""

@@ -34,11 +34,13 @@ class PolicyChoice:
     Attributes:
         label: What the user wrote.
         in_window: Whether it is defined only while everything fits the model's trained window.
+        selection: TokenSelect's settings; None for other policies.
         start: Makes it ready for a model.
     """
 
     label: str
     in_window: bool
+    selection: SelectionSettings | None
     start: Start
 
 
@@ -91,6 +93,7 @@ def parse_policy(text: str, settings: Settings) -> PolicyChoice:
     return PolicyChoice(
         label=text.strip(),
         in_window=policy.in_window,
+        selection=None if policy.made_of else change_settings(settings, changes).selection,
         start=functools.partial(_start, policy, own, changes, after is not None),
     )
 

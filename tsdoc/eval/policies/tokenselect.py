@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from tsdoc.errors import ResourceError
-from tsdoc.eval.policies.interface import ModelContext, Reply
+from tsdoc.eval.policies.interface import Followed, ModelContext, Reply
 from tsdoc.kernels.kv import KVPiece, make_piece
 from tsdoc.prompt.tokenizer import Ids
 from tsdoc.settings import Settings
@@ -95,6 +95,30 @@ class TokenSelect:
             lookups=generation.reuse.num_lookups,
             hits=generation.reuse.num_hits,
         )
+
+    def follow(self, ids: Ids) -> Followed:
+        """See `Contender.follow`."""
+        import torch
+
+        from tsdoc.engine.selection_cache import MAX_HITS, SelectionCache
+
+        start, theta = self._num_tokens, self._settings.engine.theta
+        cache = self._engine.cache([self.piece, self._make_piece(start, len(ids))])
+        cache.load(start)
+        runner, reuse = self._engine.runner, SelectionCache(theta)
+        first = torch.from_numpy(ids[:1].astype("int64"))
+        logits = runner.run_chunks(cache, first, start, [(start, start + 1)], need_logits=True)
+        assert logits is not None  # noqa: S101 - they were asked for
+        rows = [logits.cpu()]
+        decode = cache.start_decode(start + 1, theta=theta, max_hits=MAX_HITS, allowed=None)
+        for position, token in enumerate(ids[1:].tolist(), start + 1):
+            if decode is not None:
+                logits = runner.run_device_step(decode, token)
+            else:
+                logits = runner.run_step(cache, token, position, reuse)
+            rows.append(logits.cpu())
+        counts = decode or reuse
+        return Followed(logits=torch.stack(rows), lookups=counts.num_lookups, hits=counts.num_hits)
 
     def _make_piece(self, start: int, capacity: int) -> KVPiece:
         config = self._context.config
