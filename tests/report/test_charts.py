@@ -136,6 +136,7 @@ def test_numbers_have_three_digits_and_a_fitting_unit() -> None:
     ]  # fmt: skip
     assert scaled_text(4.234e12, "B/s") == "4.23 TB/s"
     assert scaled_text(12, "B") == "12.0 B"
+    assert scaled_text(0, "FLOP") == "0 FLOP"
     assert [percent_text(r) for r in (0, 0.004, 0.42, 1.3)] == ["0 %", "0.4 %", "42 %", "130 %"]
     assert times_text(24.81) == "24.8×"
     assert short_text(250_000) == "250k"

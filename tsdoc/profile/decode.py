@@ -99,10 +99,15 @@ def decode_kernels(bench: Bench, traffic: Traffic, ceilings: Ceilings) -> list[K
     """The kinds of work of one decode step beside their floors, each measured by itself."""
     config, selection = bench.prompt.config, bench.selection
     around = chunk_range(bench.num_tokens, bench.num_tokens + 1, selection)
-    linear_s, attend_s, select_s = decode_parts(bench)
+    linear_s, parts = decode_parts(bench)
     layers = config.num_layers
+    linear = decode_linear(config, traffic)
+    kernels = [make_kernel("linear layers", "decode", linear_s, linear, ceilings)]
+    if parts is None:
+        return kernels
+    attend_s, select_s = parts
     return [
-        make_kernel("linear layers", "decode", linear_s, decode_linear(config, traffic), ceilings),
+        *kernels,
         make_kernel(
             "selection and gathering",
             "decode",
@@ -121,8 +126,11 @@ def decode_kernels(bench: Bench, traffic: Traffic, ceilings: Ceilings) -> list[K
 
 
 @torch.inference_mode()
-def decode_parts(bench: Bench) -> tuple[float, float, float]:
-    """Seconds of one step's linear work, attention to a window, selection with gathering."""
+def decode_parts(bench: Bench) -> tuple[float, tuple[float, float] | None]:
+    """Seconds of one step's linear work, and (attention to a window, selection and gathering).
+
+    The latter are None with `head_vote` on CUDA, whose steps wait for the host.
+    """
     config = bench.prompt.config
     layers = range(config.num_layers)
     inner = bench.loaded.decoder
@@ -141,23 +149,21 @@ def decode_parts(bench: Bench) -> tuple[float, float, float]:
     q, k, v = inner.project(0, inner.embed(torch.zeros(1, dtype=torch.int64)))
     cache = bench.engine().cache([bench.piece])
     if bench.device == "cuda":
-        attend_s, whole_s = _on_device(bench, cache, q, k, v)
-        return linear_s, attend_s, max(0.0, whole_s - attend_s)
-    attend_s, select_s = _on_host(bench, cache, q)
-    return linear_s, attend_s, select_s
+        return linear_s, _on_device(bench, cache, q, k, v)
+    return linear_s, _on_host(bench, cache, q)
 
 
 def _on_device(
     bench: Bench, cache: DeviceCache, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
-) -> tuple[float, float]:
-    """Attention work of one step where every layer hits, and where every layer selects."""
+) -> tuple[float, float] | None:
+    """Attention where every layer hits; what is added where every layer selects."""
     seconds = []
     for theta in (-1.0, None):
         decode = cache.start_decode(bench.num_tokens, theta=theta, max_hits=MAX_HITS, allowed=None)
-        if decode is None:  # `head_vote` is decided by the host on every device
-            return 0.0, 0.0
+        if decode is None:
+            return None
         seconds.append(_median(bench, partial(_attend_all, bench, decode, q, k, v)))
-    return seconds[0], seconds[1]
+    return seconds[0], max(0.0, seconds[1] - seconds[0])
 
 
 def _attend_all(
@@ -180,9 +186,14 @@ def _on_host(bench: Bench, cache: DeviceCache, q: torch.Tensor) -> tuple[float, 
             cache.open_window(layer, chosen, around)
 
     select_s = _median(bench, select)
-    window = cache.open_window(0, selected, around)
-    attend_s = _median(bench, lambda: window.attend(q, start)) * len(layers)
-    return attend_s, select_s
+    # A window per layer, as in a real step: a single one would stay in the CPU's own caches.
+    windows = [cache.open_window(layer, selected, around) for layer in layers]
+
+    def attend() -> None:
+        for window in windows:
+            window.attend(q, start)
+
+    return _median(bench, attend), select_s
 
 
 def _median(bench: Bench, call: Callable[[], object]) -> float:

@@ -19,6 +19,8 @@ def seconds_text(seconds: float) -> str:
 
 def scaled_text(value: float, unit: str) -> str:
     """Returns "4.23 TB/s" for 4.23e12 and "B/s": decimal prefixes."""
+    if value == 0:
+        return f"0 {unit}"
     for scale, prefix in _LARGE:
         if abs(value) >= scale * 0.9995:
             return f"{three(value / scale)} {prefix}{unit}"
