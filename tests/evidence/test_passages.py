@@ -56,7 +56,7 @@ def test_any_evidence_in_any_document_gives_passages_of_its_text(
         assert text in prompt.map.text(cut.start, cut.end)
     for one, other in combinations(cuts, 2):
         assert one.end <= other.start or other.end <= one.start
-    assert [c.density for c in cuts] == sorted((c.density for c in cuts), reverse=True)
+    assert [c.peak for c in cuts] == sorted((c.peak for c in cuts), reverse=True)
 
 
 @pytest.mark.parametrize("number", [0, 31, 59])

@@ -5,7 +5,7 @@ document, whatever was selected while it was computed. Keys that any question dr
 sinks, headings, delimiters) are told apart by the votes of a neutral question: a token's evidence
 is its part of the Kullback-Leibler divergence between the two distributions, mean over layers.
 
-Weight and layers were chosen on 46 questions about novels (`tests/evidence_eval.py` measures them
+Weight and layers were chosen on 51 questions about novels (`tests/evidence_eval.py` measures them
 on others): question tokens point at what has the same words, answer tokens at what says the answer.
 """
 
@@ -21,7 +21,7 @@ from tsdoc.engine.query_log import QueryLog
 from tsdoc.kernels.interface import DeviceCache
 from tsdoc.kernels.selection import chunk_range
 
-ANSWER_WEIGHT = 0.35  # of the answer's tokens together; the rest is the question's
+ANSWER_WEIGHT = 0.5  # of the answer's tokens together; the rest is the question's
 FLOOR = 0.01  # of an equal share: votes below it are noise
 
 

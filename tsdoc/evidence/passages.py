@@ -14,7 +14,7 @@ from tsdoc.prompt.tokenmap import Span, TokenMap
 MAX_TOKENS = 100
 WINDOW = 16  # tokens over which evidence is averaged to find where it is dense
 REACH = 4000  # characters around a dense place in which its paragraph is looked for
-GROWTH = 0.5  # a neighbouring sentence joins when it is at least so dense
+GROWTH = 0.5  # a neighbouring sentence joins when its peak is at least so high
 
 Scores = npt.NDArray[np.float32]
 
@@ -27,17 +27,18 @@ class Cut:
         span: Its characters.
         start: Prompt position of its first token.
         end: Position after its last token.
-        density: Evidence per token, with a few tokens of none added so that a word is no passage.
+        peak: Most evidence in WINDOW consecutive tokens of it. What a long sentence says beside
+            that does not count against it.
     """
 
     span: Span
     start: int
     end: int
-    density: float
+    peak: float
 
 
 def cut_passages(scores: Scores, first: int, token_map: TokenMap, *, count: int) -> list[Cut]:
-    """Returns up to `count` passages that do not overlap, the densest first.
+    """Returns up to `count` passages that do not overlap, the highest peak first.
 
     Args:
         scores: Evidence of each token from prompt position `first` on; not negative.
@@ -49,20 +50,17 @@ def cut_passages(scores: Scores, first: int, token_map: TokenMap, *, count: int)
     totals = np.concatenate([[0.0], np.cumsum(content, dtype=np.float64)])
     dense = _windowed(totals)
     found: list[Cut] = []
-    # The window's peak order is nearly the passages' order: a few more are cut and then ranked.
+    # Windows reach over the ends of sentences, passages do not: a few more are cut and then ranked.
     while len(found) < 2 * count + 2 and dense.size:
         peak = int(np.argmax(dense))
         if dense[peak] <= 0:
             break
-        passage = _passage_at(peak + first, totals, first, token_map)
-        if passage is None:  # a delimiter or an empty line beside a dense place
-            dense[peak] = 0
-            continue
-        done = slice(min(passage.start - first, peak), max(passage.end - first, peak + 1))
-        dense[max(done.start, 0) : done.stop] = 0
-        if not any(p.start < passage.end and passage.start < p.end for p in found):
+        passage = _passage_at(peak + first, totals, first, token_map, found)
+        dense[peak] = 0
+        if passage is not None:
+            dense[max(passage.start - first, 0) : max(passage.end - first, 0)] = 0
             found.append(passage)
-    return sorted(found, key=lambda p: -p.density)[:count]
+    return sorted(found, key=lambda p: -p.peak)[:count]
 
 
 def _only_content(scores: Scores, first: int, token_map: TokenMap) -> Scores:
@@ -86,9 +84,9 @@ def _windowed(totals: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def _passage_at(
-    token: int, totals: npt.NDArray[Any], first: int, token_map: TokenMap
+    token: int, totals: npt.NDArray[Any], first: int, token_map: TokenMap, found: list[Cut]
 ) -> Cut | None:
-    """The sentences around a token that hold most; None where there is no text."""
+    """The sentences around a token that hold most; None where all is found, or no text."""
     spelled = token_map.spans(token, token + 1)
     if not spelled:
         return None
@@ -98,11 +96,16 @@ def _passage_at(
     whole = [Span(section=section, start=a, end=b) for a, b in sentences(text, start, end)]
     parts = [part for sentence in whole for part in _short_parts(sentence, token_map)]
     pieces = [_cut(part, totals, first, token_map) for part in parts]
-    if not pieces:
+    free = [not any(f.start < p.end and p.start < f.end for f in found) for p in pieces]
+    # The sentence that holds most of the window around the token.
+    low, high = token - WINDOW // 2, token + (WINDOW + 1) // 2
+    shares = [
+        _evidence(max(p.start, low), min(p.end, high), totals, first) if is_free else 0.0
+        for p, is_free in zip(pieces, free, strict=True)
+    ]
+    if max(shares, default=0.0) <= 0:
         return None
-    near = [p for p in pieces if p.start - WINDOW <= token < p.end + WINDOW] or pieces
-    best = max(range(len(pieces)), key=lambda i: pieces[i].density if pieces[i] in near else -1.0)
-    return _grown(pieces, best, totals, first, token_map)
+    return _grown(pieces, free, int(np.argmax(shares)), totals, first, token_map)
 
 
 def _short_parts(span: Span, token_map: TokenMap) -> list[Span]:
@@ -135,17 +138,22 @@ def _num_tokens(span: Span, token_map: TokenMap) -> int:
 
 
 def _grown(
-    pieces: list[Cut], best: int, totals: npt.NDArray[Any], first: int, token_map: TokenMap
+    pieces: list[Cut],
+    free: list[bool],
+    best: int,
+    totals: npt.NDArray[Any],
+    first: int,
+    token_map: TokenMap,
 ) -> Cut:
-    """The best sentence with its neighbours, as far as these are dense and there is room."""
+    """The best sentence with its free neighbours, as far as these are dense and there is room."""
     low = high = best
     passage = pieces[best]
     while True:
-        options = [i for i in (low - 1, high + 1) if 0 <= i < len(pieces)]
-        options = [i for i in options if pieces[i].density >= GROWTH * pieces[best].density]
+        options = [i for i in (low - 1, high + 1) if 0 <= i < len(pieces) and free[i]]
+        options = [i for i in options if pieces[i].peak >= GROWTH * pieces[best].peak]
         if not options:
             return passage
-        chosen = max(options, key=lambda i: pieces[i].density)
+        chosen = max(options, key=lambda i: pieces[i].peak)
         low, high = min(low, chosen), max(high, chosen)
         span = Span(
             section=passage.span.section, start=pieces[low].span.start, end=pieces[high].span.end
@@ -156,8 +164,13 @@ def _grown(
         passage = wider
 
 
+def _evidence(start: int, end: int, totals: npt.NDArray[Any], first: int) -> float:
+    """Evidence of the tokens [start, end)."""
+    low, high = (min(max(at - first, 0), totals.size - 1) for at in (start, end))
+    return float(totals[high] - totals[low]) if low < high else 0.0
+
+
 def _cut(span: Span, totals: npt.NDArray[Any], first: int, token_map: TokenMap) -> Cut:
     start, end = token_map.tokens(span)
-    low, high = max(start - first, 0), max(end - first, 0)
-    evidence = float(totals[high] - totals[low])
-    return Cut(span=span, start=start, end=end, density=evidence / (end - start + WINDOW // 2))
+    peak = _windowed(totals[max(start - first, 0) : max(end - first, 0) + 1]).max()
+    return Cut(span=span, start=start, end=end, peak=float(peak))
