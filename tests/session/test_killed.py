@@ -89,3 +89,17 @@ def test_a_second_run_goes_on_and_writes_the_same_pages(
     assert report["computed_tokens"] == report["prompt_tokens"] - report["reused_tokens"]
     assert kv_file(tmp_path).read_bytes() == kv_file(whole).read_bytes()
     shutil.rmtree(tmp_path / "store")
+
+
+@pytest.mark.slow
+def test_kills_at_random_moments_lose_a_block_at_most(
+    packaged_model: Callable[[str], LocatedModel],
+) -> None:
+    """A small `python -m tests.kill_prefill`, which says what is looked at."""
+    model = packaged_model("tiny").directory
+    command = [sys.executable, "-m", "tests.kill_prefill", "--count", "12", "--model", str(model)]
+    done = subprocess.run(
+        command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "12 kills" in done.stdout
