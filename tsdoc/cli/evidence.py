@@ -39,7 +39,7 @@ def show_evidence(run: Run, evidence: Evidence) -> None:
         run.reporter.warn(
             "nothing_stands_out",
             "",
-            "no passage stands out: the answer may not come from the document",
+            "no passage stands out: the model looked at nothing in particular",
         )
     if run.output.json:
         return
