@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tsdoc.cli.arguments import LAST_PAGE, Request, find_password, parse_pages, parse_request
-from tsdoc.errors import InputError, UsageError
+from tsdoc.errors import UsageError
 
 
 def request(*positionals: str, questions: tuple[str, ...] = (), file: str | None = None) -> Request:
@@ -87,7 +87,7 @@ def test_questions_file_gives_one_question_per_line(tmp_path: Path) -> None:
 
 
 def test_questions_file_that_is_missing_empty_or_binary(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="No such file"):
+    with pytest.raises(UsageError, match="No such file"):
         request("a.txt", file=str(tmp_path / "none"))
     empty = tmp_path / "empty"
     empty.write_text("# nothing\n")
@@ -95,7 +95,7 @@ def test_questions_file_that_is_missing_empty_or_binary(tmp_path: Path) -> None:
         request("a.txt", file=str(empty))
     binary = tmp_path / "binary"
     binary.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(InputError, match="UTF-8"):
+    with pytest.raises(UsageError, match="UTF-8"):
         request("a.txt", file=str(binary))
 
 
@@ -130,5 +130,5 @@ def test_password_comes_from_file_then_option_then_environment(tmp_path: Path) -
 def test_two_passwords_or_an_unreadable_file(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="exclude each other"):
         find_password(file="x", option="y", environment={})
-    with pytest.raises(InputError, match="No such file"):
+    with pytest.raises(UsageError, match="No such file"):
         find_password(file=str(tmp_path / "none"), option=None, environment={})

@@ -46,9 +46,11 @@ def test_the_session_gets_sources_options_and_settings(cli: Cli, services: FakeS
 
 
 def test_several_questions_are_answered_in_one_session(cli: Cli, services: FakeServices) -> None:
-    result = cli("ask", "a.txt", "-q", "Who?", "-q", "Why?")
+    result = cli("ask", "a.txt", "-q", "Who?", "-q", "Why?", terminal=True)
     assert result.stdout == f"> Who?\n\n{ANSWER}\n> Why?\n\n{ANSWER}"
-    assert [session.asked for session in services.sessions] == [["Who?", "Why?"]]
+    piped = cli("ask", "a.txt", "-q", "Who?", "-q", "Why?")
+    assert piped.stdout == f"{ANSWER}\n{ANSWER}"
+    assert [session.asked for session in services.sessions] == [["Who?", "Why?"]] * 2
 
 
 def test_json_is_one_object(cli: Cli) -> None:

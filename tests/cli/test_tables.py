@@ -41,3 +41,22 @@ def test_control_characters_are_visible() -> None:
 
 def test_a_table_without_rows_has_its_titles() -> None:
     assert table_lines(COLUMNS, [], width=80) == ["n  short  long"]
+
+
+def test_a_column_goes_below_where_the_terminal_is_narrow() -> None:
+    columns = [
+        Column(title="name"),
+        Column(title="kind", shrinks=True),
+        Column(title="source", below=True),
+    ]
+    rows = [("one", "a kind of some length", "hf:someone/something")]
+    assert table_lines(columns, rows, width=80) == [
+        "name  kind                   source",
+        "one   a kind of some length  hf:someone/something",
+    ]
+    assert table_lines(columns, rows, width=20) == [
+        "name  kind",
+        "    source",
+        "one   a kind of som…",
+        "    hf:someone/some…",
+    ]

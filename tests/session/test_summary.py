@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from tsdoc.ingest.document import Document, PageStart, Section, SourceFile
 from tsdoc.prompt.assemble import build_prompt
 from tsdoc.session import Session
 from tsdoc.session.anchors import Anchors
+from tsdoc.session.kept_summaries import MAX_DOCUMENTS, KeptSummaries, remove_summaries
 from tsdoc.session.parts import MIN_TOKENS, Part, split_document
 from tsdoc.session.summary import CitedSentence, Summarizer, Summary, without_repetitions
 
@@ -162,9 +164,15 @@ def test_parts_are_kept_for_the_next_run(start: Start, home: Home, book: Path) -
     assert [summary.answer is None for summary in [*first, *second]] == [False] * 3 + [True] * 3
     assert [s.sentences for s in second] == [s.sentences for s in first]
     assert again.text == whole.text
-    files = list((home.records / "summaries").glob("*.json"))
+    files = list((home.records / "summaries").glob("*/*.json"))
     assert len(files) == 3
     assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
+    (directory,) = {file.parent for file in files}
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    remove_summaries(home, keep=[directory.name])
+    assert directory.exists()
+    remove_summaries(home, keep=[])
+    assert not directory.exists()
 
 
 def test_other_settings_or_another_text_make_new_summaries(start: Start, book: Path) -> None:
@@ -225,3 +233,14 @@ def test_a_summary_is_never_left_empty() -> None:
     assert [[s.text for s in sentences] for sentences in shown] == [
         [same], [same], ["More."], [same],
     ]  # fmt: skip
+
+
+def test_only_so_many_documents_have_summaries(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tsdoc.session.kept_summaries.MAX_DOCUMENTS", 2)
+    assert MAX_DOCUMENTS > 2
+    for number in range(3):
+        KeptSummaries(home=home, record=f"r{number}").save("k", {"n": number})
+        os.utime(home.records / "summaries" / f"r{number}", (number, number))
+    KeptSummaries(home=home, record="r3").save("k", {"n": 3})
+    assert KeptSummaries(home=home, record="r3").load("k") == {"n": 3}
+    assert sorted(path.name for path in (home.records / "summaries").iterdir()) == ["r2", "r3"]

@@ -47,6 +47,9 @@ def answer_all(
 ) -> list[Answer]:
     """Asks every question and streams its answer to stdout, unless JSON was asked for.
 
+    Of several, each stands below its question on a terminal; elsewhere the answers alone are
+    written, with an empty line between them.
+
     Args:
         run: The command.
         session: On the sources.
@@ -56,8 +59,8 @@ def answer_all(
     answers = []
     for number, question in enumerate(questions):
         show = _ignore if run.output.json else run.terminal.write
-        if len(questions) > 1 and not run.output.json:
-            run.terminal.line(f"{'' if number == 0 else chr(10)}> {question}\n")
+        if not run.output.json:
+            _separate(run, question, number, len(questions))
         answer = session.ask(question, show, keep_queries=evidence > 0)
         if not run.output.json:
             run.terminal.line()
@@ -80,6 +83,13 @@ def explain(run: Run, session: Session, answer: Answer, *, count: int) -> Answer
     if answer.evidence is not None:
         show_evidence(run, answer.evidence)
     return answer
+
+
+def _separate(run: Run, question: str, number: int, count: int) -> None:
+    if number > 0:
+        run.terminal.line()
+    if count > 1 and run.terminal.answers_on_screen:
+        run.terminal.line(f"> {question}\n")
 
 
 def report(run: Run, answer: Answer) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tsdoc.errors import InputError, UsageError
+from tsdoc.errors import UsageError
 
 PASSWORD_VARIABLE = "TSDOC_PASSWORD"  # noqa: S105 - the name of a variable, not a secret
 MAX_QUESTIONS_BYTES = 1_000_000
@@ -37,7 +37,7 @@ def parse_request(
     Raises:
         UsageError: the question or the source is missing or empty; the hint is the command as it
             should be.
-        InputError: the questions file cannot be read.
+            The same for a questions file that cannot be read or holds none.
     """
     if questions or questions_file is not None:
         asked = [*questions, *(read_questions(questions_file) if questions_file else [])]
@@ -67,16 +67,15 @@ def read_questions(name: str) -> list[str]:
     """Reads one question per line; blank lines and lines that begin with `#` are left out.
 
     Raises:
-        InputError: the file cannot be read as UTF-8.
-        UsageError: it holds no question.
+        UsageError: it cannot be read as UTF-8, or holds no question.
     """
     try:
         with Path(name).open("rb") as file:
             text = file.read(MAX_QUESTIONS_BYTES + 1).decode("utf-8-sig")
     except OSError as error:
-        raise InputError(f"the questions cannot be read ({error.strerror})", where=name) from error
+        raise UsageError(f"the questions cannot be read ({error.strerror})", where=name) from error
     except UnicodeDecodeError as error:
-        raise InputError("the questions must be UTF-8 text", where=name) from error
+        raise UsageError("the questions must be UTF-8 text", where=name) from error
     if len(text) > MAX_QUESTIONS_BYTES:
         raise UsageError(f"holds more than {MAX_QUESTIONS_BYTES} characters", where=name)
     lines = [line.strip() for line in text.splitlines()]
@@ -103,8 +102,7 @@ def find_password(
     """Returns the password for encrypted documents: from a file, the option, or TSDOC_PASSWORD.
 
     Raises:
-        UsageError: both file and option are given.
-        InputError: the file cannot be read.
+        UsageError: both file and option are given, or the file cannot be read.
     """
     if file is None:
         return option if option is not None else environment.get(PASSWORD_VARIABLE)
@@ -113,9 +111,9 @@ def find_password(
     try:
         lines = Path(file).read_text("utf-8").splitlines()
     except OSError as error:
-        raise InputError(f"the password cannot be read ({error.strerror})", where=file) from error
+        raise UsageError(f"the password cannot be read ({error.strerror})", where=file) from error
     except UnicodeDecodeError as error:
-        raise InputError("the password must be UTF-8 text", where=file) from error
+        raise UsageError("the password must be UTF-8 text", where=file) from error
     return lines[0] if lines else ""
 
 

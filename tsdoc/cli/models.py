@@ -108,7 +108,7 @@ def models_list(run: Run) -> None:
         Column(title="here"),
         Column(title="download", right=True),
         Column(title="licence", shrinks=True),
-        Column(title="source", shrinks=True),
+        Column(title="source", below=True),
     ]
     run.terminal.table(columns, rows)
     if listing.default is None:

@@ -66,7 +66,8 @@ class Stage:
                 parts.append(f"{100 * done // self.total} %")
         rate = self.rate()
         if rate:
-            parts.append(f"{amount(round(rate), self.unit)}/s")
+            if rate >= 1:
+                parts.append(f"{amount(round(rate), self.unit)}/s")
             if self.total is not None:
                 since = now - self._samples[-1][0]
                 left = max(0.0, (self.total - self.done) / rate - since)

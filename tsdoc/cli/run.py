@@ -93,8 +93,8 @@ class Run:
         """Returns what the reading options ask of the readers.
 
         Raises:
-            UsageError: page ranges that are none, or two passwords.
-            InputError: the password file cannot be read.
+            UsageError: page ranges that are none, two passwords, or a password file that cannot
+                be read.
         """
         from tsdoc.ingest.options import IngestOptions
 

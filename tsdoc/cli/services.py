@@ -290,10 +290,12 @@ class Services:
         return Repairer(settings=settings, home=home, store=store, reporter=reporter)
 
     def remove_records(self, home: Home, keep: Collection[str]) -> None:
-        """Removes source records, which hold the text of documents, except those of these keys."""
+        """Removes the text and the summaries of documents, except those of these source records."""
         from tsdoc.prompt.record import MAX_RECORD_BYTES, prune_records
+        from tsdoc.session.kept_summaries import remove_summaries
 
         prune_records(home, max_bytes=MAX_RECORD_BYTES, keep=keep)
+        remove_summaries(home, keep)
 
 
 def _find_model(home: Home, source: str, gguf_sha256: str | None) -> Path | None:

@@ -149,7 +149,8 @@ class _PartByPart:
         reporter.advance(len(parts) - len(missing))
         began = time.perf_counter()
         for count, number in enumerate(missing, start=1):
-            found[number] = self._summarizer.part(parts[number])
+            part = parts[number]
+            found[number] = self._summarizer.kept_part(part) or self._summarizer.part(part)
             done = len(parts) - len(missing) + count
             if self._run.keeps:
                 self._run.kept = f"{done} of {len(parts)} parts"

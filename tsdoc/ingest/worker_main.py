@@ -8,7 +8,6 @@ the unit and sets a CPU timer that kills it, so that whoever waits knows what wa
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import sys
 
@@ -38,7 +37,7 @@ def main() -> None:
 
     def begin(unit: str, num_bytes: int) -> None:
         send({"unit": unit})
-        signal.setitimer(signal.ITIMER_PROF, cpu_s + num_bytes / _BYTES_PER_S)
+        _set_timer(cpu_s + num_bytes / _BYTES_PER_S)
 
     while (request := read_frame(requests)) is not None:
         try:
@@ -49,7 +48,7 @@ def main() -> None:
             send({"error": error.message, "hint": error.hint})
         except MemoryError:
             os._exit(OUT_OF_MEMORY)  # there is none left for an orderly end
-        signal.setitimer(signal.ITIMER_PROF, 0)
+        _set_timer(0)
 
 
 def _reader(name: str) -> Reader:
@@ -72,8 +71,18 @@ def _reader(name: str) -> Reader:
     raise ValueError(f"no reader {name!r}")
 
 
+def _set_timer(cpu_s: float) -> None:
+    """Ends this process after so many seconds of CPU time; 0 never does."""
+    if sys.platform != "win32":
+        signal.setitimer(signal.ITIMER_PROF, cpu_s)
+
+
 def _limit_memory(num_bytes: int) -> None:
     """Limits what this process may allocate on top of what it has; files mapped do not count."""
+    if sys.platform == "win32":
+        return
+    import resource
+
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":
         resource.setrlimit(resource.RLIMIT_DATA, (num_bytes, num_bytes))

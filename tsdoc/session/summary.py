@@ -11,15 +11,12 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
-from tsdoc.errors import StoreError
-from tsdoc.home import private_dir
 from tsdoc.ingest.document import Place
-from tsdoc.prompt.files import read_checked, write_checked
 from tsdoc.session.anchors import Anchors
 from tsdoc.session.kept import digest_of
+from tsdoc.session.kept_summaries import KeptSummaries
 from tsdoc.session.parts import Part
 from tsdoc.session.results import Answer
 from tsdoc.session.sentences import Repetitions, Sentences
@@ -35,17 +32,13 @@ SENTENCES_OF_PART: dict[Length, str] = {"short": "two", "medium": "four", "long"
 WORDS_OF_PART: dict[Length, int] = {"short": 40, "medium": 80, "long": 160}
 WORDS_OF_WHOLE: dict[Length, int] = {"short": 100, "medium": 250, "long": 600}
 TOKENS_PER_WORD = 2  # room for languages and models that need more tokens than English text
-MAX_KEPT = 5000  # summaries; each takes about a kilobyte
 
 WHOLE = (
     "Summarise the whole document in about {words} words. Say what kind of document it is and what "
     "it is about, then its main people, parts or claims in the order of the document, and how it "
     "ends or what it concludes. Use only what the document says."
 )
-PART = (
-    "Who or what is {title} about, by name, and what happens or is said there? Answer in "
-    "{sentences} sentences."
-)
+PART = "What happens or is said in {title}, and to whom? Answer in {sentences} sentences."
 OF_SUMMARIES = (
     "These are summaries of the document's parts, in order:\n\n{summaries}\n\nSummarise the whole "
     "document from them in about {words} words: what it is about, its main people or claims, and "
@@ -96,9 +89,9 @@ class Summarizer:
         self._session = session
         self._length = length
         self._limit = max_new_tokens
-        self._kept: Path | None = None
+        self._kept: KeptSummaries | None = None
         if session.settings.store.enabled:
-            self._kept = session.home.records / "summaries"
+            self._kept = KeptSummaries(home=session.home, record=session.record)
 
     def whole(self, on_sentence: Callable[[CitedSentence], None]) -> Summary:
         """Summarises the whole document; `on_sentence` receives the sentences as they come."""
@@ -108,7 +101,7 @@ class Summarizer:
 
     def kept_part(self, part: Part) -> Summary | None:
         """Returns the summary of a part that an earlier run has made, None where there is none."""
-        value = None if self._kept is None else read_checked(self._path(self._kept, part))
+        value = None if self._kept is None else self._kept.load(self._key(part))
         if value is None:
             return None
         return self._cited(
@@ -128,14 +121,12 @@ class Summarizer:
         anchors = self._anchors(part.sections)
         summary = self._ask(self._part_question(part), words, anchors, [part.tokens], _ignore)
         if self._kept is not None:
-            private_dir(self._kept.parent)
-            _make_room(private_dir(self._kept))
             value = {
                 "sentences": [sentence.text for sentence in summary.sentences],
                 "finish_reason": summary.finish_reason,
                 "generated_tokens": summary.generated_tokens,
             }
-            write_checked(self._path(self._kept, part), value)
+            self._kept.save(self._key(part), value)
         return summary
 
     def of_summaries(self, parts: Sequence[tuple[Part, Summary]]) -> Summary:
@@ -202,8 +193,8 @@ class Summarizer:
     def _max_new_tokens(self, words: int) -> int:
         return self._limit or TOKENS_PER_WORD * words
 
-    def _path(self, directory: Path, part: Part) -> Path:
-        """Everything that a part's summary depends on decides its name."""
+    def _key(self, part: Part) -> str:
+        """Digest of everything that a part's summary depends on."""
         session = self._session
         decides = {
             "version": PROMPT_VERSION,
@@ -218,7 +209,7 @@ class Summarizer:
             "question_chunk_size": session.settings.engine.question_chunk_size,
         }
         text = json.dumps(decides, sort_keys=True)
-        return directory / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
+        return hashlib.sha256(text.encode()).hexdigest()
 
 
 def without_repetitions(summaries: Sequence[Summary]) -> list[tuple[CitedSentence, ...]]:
@@ -239,16 +230,6 @@ def separator(sentence: str) -> str:
     """Returns what stands before a sentence: items of a list have lines of their own."""
     is_item = sentence.startswith(("- ", "* ", "• ")) or sentence.split(". ")[0].isdigit()
     return "\n" if is_item else " "
-
-
-def _make_room(directory: Path) -> None:
-    """Removes the oldest summaries where there are too many."""
-    try:
-        files = sorted(directory.glob("*.json"), key=lambda path: path.stat().st_mtime)
-        for path in files[: max(len(files) - MAX_KEPT + 1, 0)]:
-            path.unlink(missing_ok=True)
-    except OSError as error:
-        raise StoreError(f"cannot be read ({error.strerror})", where=str(directory)) from error
 
 
 def _ignore(sentence: CitedSentence) -> None:
