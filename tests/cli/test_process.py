@@ -63,13 +63,25 @@ def test_help_imports_nothing_heavy(args: list[str]) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_completion_is_offered() -> None:
+@pytest.mark.parametrize(
+    ("shell_name", "words", "expected"),
+    [
+        ("bash", "tsdoc summ", "summarize"),
+        ("zsh", "tsdoc cache v", "verify"),
+        ("fish", "tsdoc chat --forg", "--forget"),
+    ],
+)
+def test_completion_is_offered(shell_name: str, words: str, expected: str) -> None:
     env = {
-        "_TSDOC_COMPLETE": "complete_bash",
-        "COMP_WORDS": "tsdoc summ",
-        "COMP_CWORD": "1",
+        "_TSDOC_COMPLETE": f"complete_{shell_name}",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(words.count(" ")),
+        "_TYPER_COMPLETE_ARGS": words,
+        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
     }
-    assert run(env=env).stdout.strip() == "summarize"
+    done = run(env=env)
+    assert expected in done.stdout
+    assert "ingest" not in done.stdout
 
 
 def shell(command: str, *, cwd: Path) -> subprocess.CompletedProcess[str]:

@@ -169,7 +169,7 @@ def profiles_list(run: Run) -> None:
     columns = [
         Column(title="profile"),
         Column(title="licence", shrinks=True),
-        Column(title="model", shrinks=True),
+        Column(title="model", below=True),
     ]
     run.terminal.table(columns, rows)
 
