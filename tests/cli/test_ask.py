@@ -46,9 +46,10 @@ def test_the_session_gets_sources_options_and_settings(cli: Cli, services: FakeS
 
 
 def test_several_questions_are_answered_in_one_session(cli: Cli, services: FakeServices) -> None:
-    result = cli("ask", "a.txt", "-q", "Who?", "-q", "Why?", terminal=True)
+    asked = ["ask", "a.txt", "-q", "Who?", "-q", "Why?", "--evidence", "0"]
+    result = cli(*asked, terminal=True)
     assert result.stdout == f"> Who?\n\n{ANSWER}\n> Why?\n\n{ANSWER}"
-    piped = cli("ask", "a.txt", "-q", "Who?", "-q", "Why?")
+    piped = cli(*asked)
     assert piped.stdout == f"{ANSWER}\n{ANSWER}"
     assert [session.asked for session in services.sessions] == [["Who?", "Why?"]] * 2
 
