@@ -30,7 +30,14 @@ SMALL = [
     )
 ]  # fmt: skip
 # A small random model says nothing that could be cited, and one run has no need of the others.
-NOT_SEEN = {"warnings[]", "sentences[].place.", "sweeps[]", "notes[]", "differences[]"}
+NOT_SEEN = {
+    "warnings[]",
+    "sentences[].place.",
+    "sweeps[]",
+    "notes[]",
+    "differences[]",
+    "fidelity[]",
+}
 
 Run = Callable[..., dict[str, Any]]
 
@@ -88,6 +95,7 @@ def reading_and_setup_commands(go: Run, source: str, model: str) -> None:
 
 
 def cache_commands(go: Run, source: str, model: str) -> None:
+    go("models", "use", model)
     go("ingest", source, "--model", model, *SMALL)
     (entry,) = go("cache", "list")["entries"]
     go("cache", "show", entry["entry_id"])
