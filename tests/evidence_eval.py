@@ -74,7 +74,7 @@ def planted_books(folder: Path, seed: int) -> Iterator[Book]:
         ingest = IngestOptions()
         if isinstance(where, int):
             lines = source.read_text("utf-8").split("\n")[where - 1 :]
-            text, _ = plant_in_text("\n".join(lines)[:CHARS], facts, rng)
+            text = plant_in_text("\n".join(lines)[:CHARS], facts, rng)
             target.write_text(text, encoding="utf-8")
         else:
             member, title = where

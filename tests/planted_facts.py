@@ -142,13 +142,10 @@ def is_right(answer: str, pattern: str) -> bool:
     return re.search(rf"\b({pattern})", answer, re.IGNORECASE) is not None
 
 
-def plant_in_text(text: str, facts: Sequence[Fact], rng: random.Random) -> tuple[str, list[int]]:
+def plant_in_text(text: str, facts: Sequence[Fact], rng: random.Random) -> str:
     """Puts facts behind sentences in the middle of paragraphs, and between paragraphs, in turn.
 
     Where no two paragraphs are left to stand between, a fact goes behind a sentence.
-
-    Returns:
-        The text and, per fact, the line it begins on, counted from 1.
     """
     inside = [m.end() for m in re.finditer(r"[a-z]{3}[.!?](?=\s[^\n])", text)]
     between = [m.start() for m in re.finditer(r"\n\n", text)]
@@ -158,8 +155,7 @@ def plant_in_text(text: str, facts: Sequence[Fact], rng: random.Random) -> tuple
         where = rng.choice(alone or [at for at in inside if at not in cuts])
         cuts[where] = ("\n\n" if alone else " ") + fact.sentence
     edges = [0, *sorted(cuts), len(text)]
-    planted = "".join(cuts.get(a, "") + text[a:b] for a, b in pairwise(edges))
-    return planted, [planted.count("\n", 0, planted.index(f.sentence)) + 1 for f in facts]
+    return "".join(cuts.get(a, "") + text[a:b] for a, b in pairwise(edges))
 
 
 def plant_in_epub(
