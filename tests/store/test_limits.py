@@ -250,8 +250,8 @@ def test_checked_pages_cost_next_to_nothing(store):
     entry, _ = build(store, make_ids(20_000))
     read(entry)
     positions = np.arange(0, 20_000, 7)
-    start = time.perf_counter()
+    start = time.process_time()
     for _ in range(100):
         entry.pieces[0].check_keys(0, 0, 20_000)
         entry.pieces[0].check_values(0, positions)
-    assert time.perf_counter() - start < 0.1
+    assert time.process_time() - start < 0.1
