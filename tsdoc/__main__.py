@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
+
+INTERRUPTED = 130
 
 
 def main() -> None:
@@ -13,7 +17,23 @@ def main() -> None:
         run()
     except KeyboardInterrupt:
         sys.stderr.write("tsdoc: stopped\n")
-        sys.exit(130)
+        _leave()
+    except SystemExit as done:
+        if done.code == INTERRUPTED:
+            _leave()
+        raise
+
+
+def _leave() -> None:
+    """Ends the process with 130.
+
+    Python itself would end it by SIGINT where the interrupt met code that runs from a string (as in
+    the making of a dataclass), however well it was handled.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, AttributeError):
+            stream.flush()
+    os._exit(INTERRUPTED)
 
 
 if __name__ == "__main__":
