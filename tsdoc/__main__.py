@@ -25,10 +25,10 @@ def main() -> None:
 
 
 def _leave() -> None:
-    """Ends the process with 130.
+    """Ends the process with 130, at once.
 
-    Python itself would end it by SIGINT where the interrupt met code that runs from a string (as in
-    the making of a dataclass), however well it was handled.
+    The interpreter's own way out was seen to end it by SIGINT now and then, when the interrupt had
+    come while modules were imported.
     """
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, AttributeError):

@@ -225,26 +225,3 @@ def test_ctrl_c_while_importing_is_one_line() -> None:
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "tsdoc: stopped\n")
-
-
-def test_ctrl_c_in_code_made_from_a_string_still_ends_with_130() -> None:
-    script = """
-        import sys
-        from tsdoc.__main__ import main
-
-        class Interrupting:
-            def find_spec(self, name, path=None, target=None):
-                if name == "tsdoc.cli.app":
-                    exec("raise KeyboardInterrupt")
-
-        sys.meta_path.insert(0, Interrupting())
-        main()
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (130, "tsdoc: stopped\n")
