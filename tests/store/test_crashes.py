@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.store.synthetic import BLOCK, KEY, SHAPE, expected, make_ids, prefill, read
+from tests.store.synthetic import BLOCK, KEY, SHAPE, build, expected, make_ids, prefill, read
 from tsdoc.store import Store
 from tsdoc.store.manifest import ENTRY_FILES
 from tsdoc.store.pages import Segment
@@ -264,3 +264,18 @@ def test_an_open_entry_outlives_its_removal_by_force(store, root):
     for path in sorted(root.rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
     assert np.array_equal(read(entry), expected(ids))
+
+
+def test_a_segment_that_a_killed_run_only_began_is_not_listed_and_goes_with_the_next_run(
+    store, root
+):
+    build(store, make_ids(1024))[0].close()
+    segment = next(root.rglob("segment.json")).parent
+    unborn = segment.with_name("0" * 32)
+    unborn.mkdir(mode=0o700)
+    for name in ("write.lock", "tokens.bin", "journal.bin"):
+        (unborn / name).write_bytes(b"")
+    assert [entry.status for entry in store.list()] == ["complete"]
+    build(store, make_ids(1024, seed=1))[0].close()
+    assert not unborn.exists()
+    assert [entry.status for entry in store.list()] == ["complete", "complete"]

@@ -128,8 +128,14 @@ def _survey_key(directory: Path) -> tuple[list[EntryUse], list[SegmentUse]]:
             )
     # A manifest that cannot be read because it is newer may name any segment here.
     if not any(entry.status == "newer" for entry in entries):
-        entries += [_orphan(directory, s) for s in segments.values() if not s.users]
+        unused = [s for s in segments.values() if not s.users]
+        entries += [_orphan(directory, s) for s in unused if not _is_unborn(s.directory)]
     return entries, list(segments.values())
+
+
+def _is_unborn(segment: Path) -> bool:
+    """Whether a run ended while it began a segment, which then holds nothing; see `tidy`."""
+    return not any(os.path.lexists(segment / name) for name in ("segment.json", "kv.bin"))
 
 
 def _format_status(path: Path) -> Status | None:
