@@ -58,7 +58,7 @@ def test_an_answer_is_exact_in_a_pipe_and_visible_on_a_terminal(
 ) -> None:
     services.pieces = [HOSTILE]
     assert cli("ask", "a.txt", "Who?").stdout == f"{HOSTILE}\n"
-    on_screen = cli("ask", "a.txt", "Who?", terminal=True).stdout
+    on_screen = cli("ask", "a.txt", "Who?", "--evidence", "0", terminal=True).stdout
     assert on_screen == "\\x1b[31m\\x07[bold]\\u202e\\r\n\t\n"
 
 
