@@ -66,7 +66,9 @@ class FakeSession:
 
     @property
     def model(self) -> SimpleNamespace:
-        return SimpleNamespace(name="test-model", licence="Apache-2.0", small=True, note=None)
+        return SimpleNamespace(
+            name="test-model", licence="Apache-2.0", small=True, note="Copied by hand."
+        )
 
     @property
     def document(self) -> Document:

@@ -86,9 +86,13 @@ def test_a_cut_answer_is_marked(cli: Cli, services: FakeServices) -> None:
 
 
 def test_a_small_model_is_said_for_a_new_source_only(cli: Cli, services: FakeServices) -> None:
-    assert "test-model is a small model" in cli("ask", "a.txt", "Who?").stderr
+    first = cli("ask", "a.txt", "Who?").stderr
+    assert "test-model is a small model" in first
+    assert "Copied by hand." in first
     services.reused_tokens = 90
-    assert "small model" not in cli("ask", "a.txt", "Who?").stderr
+    again = cli("ask", "a.txt", "Who?").stderr
+    assert "small model" not in again
+    assert "Copied by hand." not in again
 
 
 def test_quiet_leaves_warnings_alone(cli: Cli) -> None:

@@ -35,10 +35,13 @@ def open_sources(
         reporter=run.reporter,
         offline=offline,
     ) as session:
-        if session.model.small and session.estimate().reused_tokens == 0:
-            run.reporter.note(
-                f"{session.model.name} is a small model: check its answers against the pages"
-            )
+        model = session.model
+        if session.estimate().reused_tokens == 0:  # said once for a source
+            if model.note:
+                run.reporter.note(model.note)
+            if model.small:
+                small = f"{model.name} is a small model: check its answers against the pages"
+                run.reporter.note(small)
         yield session
 
 

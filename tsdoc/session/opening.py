@@ -35,7 +35,7 @@ class OpenedModel:
 
 
 def open_model(*, settings: Settings, home: Home, reporter: Reporter, offline: bool) -> OpenedModel:
-    """Locates the model, and says what its users should know.
+    """Locates the model, and says so where `default` was decided by this call.
 
     Raises:
         ModelError: it cannot be had.
@@ -48,9 +48,8 @@ def open_model(*, settings: Settings, home: Home, reporter: Reporter, offline: b
         on_progress=_stages(reporter),
         access=real_access(lambda: device_bytes(settings.engine.device)),
     )
-    for sentence in (model.announcement, model.note):
-        if sentence:
-            reporter.note(sentence)
+    if model.announcement:
+        reporter.note(model.announcement)
     tokenizer = TextTokenizer(model.directory)
     template = load_template(model.directory, tokenizer, home=home)
     for sentence in template.warnings:
