@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 
 import pytest
 
@@ -155,6 +156,18 @@ def test_without_a_terminal_the_question_is_said_and_answered() -> None:
     terminal, _, stderr = screen(stdin="n\n")
     assert ConsoleReporter(terminal, quiet=False).confirm("Download 1 GB?") is True
     assert stderr.getvalue() == "Download 1 GB? (no terminal to ask on: yes)\n"
+
+
+def test_lines_from_a_pipe_are_not_asked_for_even_if_the_answers_are_on_a_screen(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    stdout, stderr = Screen(terminal=True), Screen(terminal=True)
+    monkeypatch.setattr("sys.stdin", io.StringIO("Who?\n"))
+    terminal = Terminal(stdin=sys.stdin, stdout=stdout, stderr=stderr)
+    assert terminal.read_line("> ") == "Who?"
+    assert terminal.read_line("> ") is None
+    assert stdout.getvalue() == stderr.getvalue() == capsys.readouterr().out == ""
 
 
 def test_a_warning_is_said_once() -> None:

@@ -107,7 +107,8 @@ class Terminal:
             The line without its end; None at the end of input.
         """
         self.flush()
-        if self.answers_on_screen and self.animated and self.stdin is sys.stdin:
+        on_screen = self.interactive and self.answers_on_screen and self.animated
+        if on_screen and self.stdin is sys.stdin:
             try:
                 return input(prompt)
             except EOFError:
