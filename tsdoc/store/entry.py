@@ -14,7 +14,8 @@ from tsdoc.store.key import Ids
 from tsdoc.store.locks import Lock
 from tsdoc.store.manifest import Manifest, Part
 from tsdoc.store.owned import OwnSegment
-from tsdoc.store.pages import Segment, SegmentPiece
+from tsdoc.store.pages import Segment
+from tsdoc.store.piece import SegmentPiece
 
 CHECK_TOKENS = 16_384  # looked at between two looks at whether the entry is closed
 

@@ -14,7 +14,8 @@ from tsdoc.store.files import store_error
 from tsdoc.store.key import Ids
 from tsdoc.store.manifest import Part
 from tsdoc.store.owned import OwnSegment, check_end
-from tsdoc.store.pages import Segment, SegmentPiece
+from tsdoc.store.pages import Segment
+from tsdoc.store.piece import SegmentPiece
 from tsdoc.store.tokens import read_header, read_ids
 
 

@@ -11,7 +11,8 @@ from tsdoc.store.key import Ids
 from tsdoc.store.locks import Lock
 from tsdoc.store.manifest import Part
 from tsdoc.store.owned import OwnSegment, check_end
-from tsdoc.store.pages import Segment, SegmentPiece
+from tsdoc.store.pages import Segment
+from tsdoc.store.piece import SegmentPiece
 
 
 class Writer:

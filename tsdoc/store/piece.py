@@ -1,0 +1,64 @@
+"""A committed range of a mapped segment as what the engine reads K and V from."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from tsdoc.kernels.kv import KEYS, VALUES, KVArray
+from tsdoc.store.journal import first_page
+from tsdoc.store.key import PAGE_SIZE
+from tsdoc.store.pages import Segment
+
+
+class SegmentPiece:
+    """Positions [start, end) of a segment as a `KVPiece`."""
+
+    on_host = True
+
+    def __init__(self, segment: Segment, end: int) -> None:
+        self.segment = segment
+        self.start = segment.info.start
+        self.capacity = end - self.start
+
+    @property
+    def content(self) -> object:
+        """See `KVPiece.content`: a segment's committed pages never change."""
+        return self.segment.info.segment_id
+
+    def keys(self, layer: int) -> KVArray:
+        """See `KVPiece.keys`."""
+        return self.segment.rows(layer, KEYS)[: self.capacity]
+
+    def values(self, layer: int) -> KVArray:
+        """See `KVPiece.values`."""
+        return self.segment.rows(layer, VALUES)[: self.capacity]
+
+    def read(self, layer: int, kind: int, start: int, out: KVArray) -> None:
+        """See `KVPiece.read`."""
+        self.segment.read(layer, kind, start, out)
+
+    def write(self, layer: int, kind: int, start: int, rows: KVArray) -> None:
+        """See `KVPiece.write`."""
+        self.segment.write(layer, kind, start, rows)
+
+    def check_keys(self, layer: int, start: int, end: int) -> None:
+        """See `KVPiece.check_keys`."""
+        start, end = max(start, self.start), min(end, self.start + self.capacity)
+        if start < end:
+            segment = self.segment
+            segment.check_size()
+            pages = segment.journal.pages(start, end)
+            if not segment.verified[layer, KEYS, pages].all():
+                segment.check(layer, KEYS, segment.is_checkable(start, end))
+
+    def check_values(self, layer: int, positions: npt.NDArray[np.int64]) -> None:
+        """See `KVPiece.check_values`."""
+        first, last = np.searchsorted(positions, [self.start, self.start + self.capacity])
+        if first < last:
+            segment = self.segment
+            segment.check_size()
+            pages = positions[first:last] // PAGE_SIZE - first_page(self.start)
+            pages = pages[~segment.verified[layer, VALUES, pages]]
+            if len(pages):
+                segment.check(layer, VALUES, segment.without_written(np.unique(pages)))
