@@ -159,8 +159,17 @@ class FakeConversation:
         self, question: str, on_text: Callable[[str], None], *, keep_queries: bool = False
     ) -> Answer:
         answer: Answer = self.session.ask(question, on_text, keep_queries=keep_queries)
-        self.turns.append(SimpleNamespace(question=question, finish_reason=answer.finish_reason))
+        self.turns.append(
+            SimpleNamespace(
+                question=question, finish_reason=answer.finish_reason, evidence=answer.evidence
+            )
+        )
         self.num_tokens += 12
+        return answer
+
+    def find_evidence(self, answer: Answer, *, count: int) -> Answer:
+        answer = self.session.find_evidence(answer, count=count)
+        self.turns[-1].evidence = answer.evidence
         return answer
 
 
@@ -186,6 +195,7 @@ class FakeSummarizer:
                 CitedSentence(text=text, place=None if line is None else made_place(line))
                 for text, line in sentences
             ),
+            nearest=made_place(9),
             finish_reason="stop",
             generated_tokens=9,
             answer=answer,
@@ -237,6 +247,7 @@ class FakeServices(Services):
         self.summarizers: list[FakeSummarizer] = []
         self.conversations: list[FakeConversation] = []
         self.kept_questions: list[str] = []
+        self.kept_evidence: Evidence | None = None
         self.repaired: dict[str, Repaired] = {}
         self.before_answer: Callable[[Reporter], None] = lambda reporter: None
 
@@ -258,7 +269,9 @@ class FakeServices(Services):
 
     def open_conversation(self, session: Any, *, name: str | None) -> Any:
         turns = [
-            SimpleNamespace(question=question, finish_reason="interrupted")
+            SimpleNamespace(
+                question=question, finish_reason="interrupted", evidence=self.kept_evidence
+            )
             for question in self.kept_questions
         ]
         tokens = 12 * len(turns)
@@ -319,6 +332,7 @@ def make_evidence(**changes: Any) -> Evidence:
         place = Place(file="big.txt", titles=("One",), page=None, page_label=None, line=line)
         values: dict[str, Any] = {
             "text": text,
+            "lead": "",
             "first": place,
             "last": dataclasses.replace(place, line=last),
             "section": 1,

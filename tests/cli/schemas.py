@@ -15,8 +15,8 @@ PLACES = {
     "*": {"tsdoc.summarize/1": ("summary", "parts[]")},
     "^": {
         "tsdoc.summarize/1": (
-            "summary.sentences[].place", "parts[].sentences[].place", "parts[].first",
-            "parts[].last",
+            "summary.sentences[].place", "parts[].sentences[].place", "summary.nearest",
+            "parts[].nearest", "parts[].first", "parts[].last",
         ),
     },
     "@": {

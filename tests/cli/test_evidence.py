@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Cli, FakeServices, make_evidence
+from tests.cli.conftest import Cli, FakeServices, FakeSession, make_evidence
 from tsdoc.cli.evidence import evidence_lines
 from tsdoc.evidence import Coverage
 from tsdoc.ingest.document import Place
@@ -108,6 +108,24 @@ def test_code_keeps_its_lines_and_long_prose_is_wrapped() -> None:
     assert all(len(line) <= 40 for line in lines[8:-2])
 
 
+@pytest.mark.parametrize("lead", ["      ", "of the storm. "])
+def test_prose_is_one_paragraph_however_its_lines_are_indented(lead: str) -> None:
+    passage = dataclasses.replace(
+        make_evidence().passages[0], lead=lead, text="The lamp\n      was\n      lit."
+    )
+    assert (
+        evidence_lines(make_evidence(passages=(passage,)), width=40)[4] == "    The lamp was lit."
+    )
+
+
+def test_code_keeps_the_indentation_of_its_first_line() -> None:
+    code = dataclasses.replace(
+        make_evidence().passages[0], lead="    ", text="def f():\n        return 1\n    x = 2"
+    )
+    lines = evidence_lines(make_evidence(passages=(code,)), width=40)
+    assert lines[4:7] == ["    def f():", "        return 1", "    x = 2"]
+
+
 def test_control_characters_in_a_passage_never_reach_the_terminal(
     cli: Cli, services: FakeServices
 ) -> None:
@@ -172,3 +190,42 @@ def test_chat_shows_evidence_when_asked(cli: Cli, services: FakeServices) -> Non
     assert "nothing has been answered yet" in result.stderr
     assert result.stdout.count("big.txt:1-2") == 2
     assert services.sessions[0].explained == [3]  # known the second time
+
+
+def test_a_kept_chat_looks_at_once_and_shows_when_asked(cli: Cli, services: FakeServices) -> None:
+    named = ["chat", "a.txt", "--name", "heirs"]
+    result = cli(*named, terminal=True, stdin="Who?\n/quit\n")
+    assert services.sessions[0].explained == [3]
+    assert "big.txt:1-2" not in result.stdout
+    assert services.conversations[0].turns[-1].evidence is not None
+    cli(*named, stdin="Who?\n")  # a pipe gets the answers alone
+    assert services.sessions[1].explained == []
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_chat_taken_up_again_shows_what_was_kept(
+    cli: Cli, services: FakeServices, known: bool
+) -> None:
+    services.kept_questions = ["Who?"]
+    services.kept_evidence = make_evidence() if known else None
+    result = cli("chat", "a.txt", "--name", "x", terminal=True, stdin="/evidence\n/quit\n")
+    assert ("big.txt:1-2" in result.stdout) is known
+    assert ("nobody looked where the last answer comes from" in result.stderr) is not known
+    assert services.sessions[0].explained == []
+
+
+def test_chat_json_carries_the_passages(cli: Cli) -> None:
+    (answer,) = cli("chat", "a.txt", "--json", stdin="Who?\n").json()["answers"]
+    assert [p["line"] for p in answer["evidence"]["passages"]] == [1, 4]
+
+
+def test_ctrl_c_while_a_kept_chat_looks_leaves_the_answer(
+    cli: Cli, services: FakeServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*args: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(FakeSession, "find_evidence", stop)
+    result = cli("chat", "a.txt", "--name", "x", terminal=True, stdin="Who?\n/quit\n")
+    assert (result.code, result.stdout) == (0, ANSWER)
+    assert "(stopped; /evidence looks again)" in result.stderr

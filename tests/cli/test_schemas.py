@@ -33,6 +33,7 @@ SMALL = [
 NOT_SEEN = {
     "warnings[]",
     "sentences[].place.",
+    "nearest.",
     "sweeps[]",
     "notes[]",
     "differences[]",

@@ -10,7 +10,7 @@ from tsdoc.progress import Reporter
 BY_SECTION = """\
 # Summary of shelf
 
-It has 3 parts.
+It has 3 parts. [nearest: big.txt:9]
 
 ## One (big.txt:1-10)
 

@@ -86,6 +86,18 @@ def test_what_is_kept_is_private_and_holds_the_tokens_as_generated(
         forget_conversation(home, "lockers")
 
 
+def test_evidence_is_kept_with_its_turn(start: Start, home: Home) -> None:
+    with start() as session, Conversation(session=session, name="lockers") as conversation:
+        answer = conversation.ask(FIRST, ignore, keep_queries=True)
+        explained = conversation.find_evidence(answer, count=2)
+        conversation.ask(SECOND, ignore)
+    assert explained.evidence is not None
+    assert len(explained.evidence.passages) == 2
+    kept = load_conversation(conversation_path(home, "lockers"))
+    assert kept is not None
+    assert [turn.evidence for turn in kept.turns] == [explained.evidence, None]
+
+
 def stopping(after: int) -> Callable[[str], None]:
     """Receives text until Ctrl-C comes."""
     count = 0

@@ -32,6 +32,7 @@ def test_passages_are_text_of_the_document_with_their_lines(start: Start, top_k:
     lines = TEXT.split("\n")
     for passage in evidence.passages:
         assert passage.text == TEXT[passage.start : passage.end]
+        assert TEXT[: passage.start].rpartition("\n")[2] == passage.lead
         assert passage.num_tokens <= 100
         first, last = passage.first.line, passage.last.line
         assert first is not None

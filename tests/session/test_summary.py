@@ -131,10 +131,21 @@ def test_a_sentence_of_other_words_has_no_place(anchors: Anchors, sentence: str)
     assert anchors.find(sentence) is None
 
 
+def test_a_text_that_is_close_to_nothing_has_a_nearest_place(anchors: Anchors) -> None:
+    loose = "She was so glad that her friend, of whom Udo had spoken, would wed him in the end."
+    assert anchors.find(loose) is None
+    place = anchors.nearest(loose)
+    assert place is not None
+    assert place.line == 95
+    assert anchors.nearest("Penguins juggle seventeen accordions.") is None
+
+
 def test_an_empty_text_has_no_places(session: Session) -> None:
     document = make_document(Section(file=0, titles=(), text="", first_line=1))
     prompt = build_prompt(document, session.tokenizer, session.template, tree_tokens=0)
-    assert Anchors(document, prompt.map, (0, 1)).find("Oda Brandt") is None
+    anchors = Anchors(document, prompt.map, (0, 1))
+    assert anchors.find("Oda Brandt") is None
+    assert anchors.nearest("Oda Brandt") is None
 
 
 @pytest.fixture
@@ -162,7 +173,7 @@ def test_parts_are_kept_for_the_next_run(start: Start, home: Home, book: Path) -
     first, whole = summarise(start, book)
     second, again = summarise(start, book)
     assert [summary.answer is None for summary in [*first, *second]] == [False] * 3 + [True] * 3
-    assert [s.sentences for s in second] == [s.sentences for s in first]
+    assert [(s.sentences, s.nearest) for s in second] == [(s.sentences, s.nearest) for s in first]
     assert again.text == whole.text
     files = list((home.records / "summaries").glob("*/*.json"))
     assert len(files) == 3
@@ -177,6 +188,8 @@ def test_parts_are_kept_for_the_next_run(start: Start, home: Home, book: Path) -
 
 def test_other_settings_or_another_text_make_new_summaries(start: Start, book: Path) -> None:
     summarise(start, book)
+    same, _ = summarise(start, book, answer={"evidence": 7})
+    assert all(summary.answer is None for summary in same)
     warmer, _ = summarise(start, book, answer={"temperature": 0.5})
     assert all(summary.answer is not None for summary in warmer)
     book.write_text(book.read_text("utf-8").replace("C3 line 5", "C3 line 6"), "utf-8")
@@ -224,7 +237,9 @@ def test_the_summary_of_summaries_reads_them_and_not_the_document(start: Start, 
 
 def cited(*texts: str) -> Summary:
     sentences = tuple(CitedSentence(text=text, place=None) for text in texts)
-    return Summary(sentences=sentences, finish_reason="stop", generated_tokens=1, answer=None)
+    return Summary(
+        sentences=sentences, nearest=None, finish_reason="stop", generated_tokens=1, answer=None
+    )
 
 
 def test_a_summary_is_never_left_empty() -> None:

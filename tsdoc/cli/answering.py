@@ -13,7 +13,7 @@ from tsdoc.cli.run import Run
 
 if TYPE_CHECKING:
     from tsdoc.ingest.document import Document
-    from tsdoc.session import Answer, Prepared, Session
+    from tsdoc.session import Answer, Conversation, Prepared, Session
     from tsdoc.settings import Settings
 
 LONG_PREFILL_S = 60.0  # worth saying that the next question does not take as long
@@ -80,11 +80,17 @@ def answer_all(
 
 def explain(run: Run, session: Session, answer: Answer, *, count: int) -> Answer:
     """Finds and shows the passages that the model looked at for its last answer."""
-    run.reporter.start("looking where the answer comes from", None, "layers")
-    answer = session.find_evidence(answer, count=count)
-    run.reporter.finish()
+    answer = look(run, session, answer, count=count)
     if answer.evidence is not None:
         show_evidence(run, answer.evidence)
+    return answer
+
+
+def look(run: Run, answered: Session | Conversation, answer: Answer, *, count: int) -> Answer:
+    """Finds the passages that the model looked at for its last answer."""
+    run.reporter.start("looking where the answer comes from", None, "layers")
+    answer = answered.find_evidence(answer, count=count)
+    run.reporter.finish()
     return answer
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tsdoc.cli.answering import explain, open_sources, say_cut, session_json
+from tsdoc.cli.answering import look, open_sources, say_cut, session_json
 from tsdoc.cli.arguments import STDIN, require_sources
 from tsdoc.cli.command import command
 from tsdoc.cli.evidence import show_evidence
@@ -158,21 +158,29 @@ class _Chat:
             say(f"there is no /{name}; /help lists what there is")
 
     def _say_evidence(self) -> None:
-        count = self._num_passages
-        if not self._answers:
+        turns = self._conversation.turns
+        if not turns:
             self._run.terminal.say("nothing has been answered yet")
-        elif count == 0:
+        elif self._num_passages == 0:
             self._run.terminal.say("evidence is switched off; --set evidence=3 switches it on")
-        elif (known := self._answers[-1].evidence) is not None:
-            show_evidence(self._run, known)
         else:
-            session = self._conversation.session
-            self._answers[-1] = explain(self._run, session, self._answers[-1], count=count)
+            if turns[-1].evidence is None and self._answers:
+                self._look()
+            if (found := turns[-1].evidence) is not None:
+                show_evidence(self._run, found)
+            else:
+                self._run.terminal.say("nobody looked where the last answer comes from; ask again")
 
     @property
     def _num_passages(self) -> int:
-        """Passages that /evidence names, which only somebody at a terminal can ask for."""
-        return self._conversation.session.settings.answer.evidence if self._interactive else 0
+        """Passages to look for; a pipe gets the answers alone."""
+        wanted = self._interactive or self._run.output.json
+        return self._conversation.session.settings.answer.evidence if wanted else 0
+
+    def _look(self) -> None:
+        """Finds where the last answer comes from."""
+        answer = self._answers[-1]
+        self._answers[-1] = look(self._run, self._conversation, answer, count=self._num_passages)
 
     def _say_tokens(self) -> None:
         session = self._conversation.session
@@ -185,9 +193,24 @@ class _Chat:
             f"room for {max(left, 0):,} more"
         )
 
+    def _look_at_once(self) -> None:
+        try:
+            self._look()
+        except KeyboardInterrupt:
+            if not self._interactive:
+                raise
+            self._run.reporter.finish()
+            self._run.interrupts.forgive()
+            self._run.reporter.note("(stopped; /evidence looks again)")
+        if self._run.output.json and (found := self._answers[-1].evidence) is not None:
+            show_evidence(self._run, found)
+
     def _answer(self, question: str) -> None:
         try:
             self._answers.append(self._ask(question))
+            # What is kept has to be found while it is known what the model looked at.
+            if self._num_passages and (self._conversation.name or self._run.output.json):
+                self._look_at_once()
         except (ResourceError, StoreError) as error:
             if not self._interactive:
                 raise

@@ -57,7 +57,7 @@ def evidence_lines(evidence: Evidence, *, width: int) -> list[str]:
     for number, passage in enumerate(evidence.passages, 1):
         where = " · ".join(part for part in (place_text(passage), section_text(passage)) if part)
         lines += ["", f"{number:>2}. {where}"]
-        for line in quoted_lines(passage.text):
+        for line in quoted_lines(passage):
             indent = "    "
             lines += textwrap.wrap(
                 line, max(width, 20), initial_indent=indent, subsequent_indent=indent
@@ -67,12 +67,13 @@ def evidence_lines(evidence: Evidence, *, width: int) -> list[str]:
     return lines
 
 
-def quoted_lines(text: str) -> list[str]:
-    """Returns a passage's text: prose as one line, what is indented as it stands."""
-    lines = textwrap.dedent(text).split("\n")
-    if any(line[:1].isspace() for line in lines):
-        return [line.replace("\t", "    ") for line in lines if line.strip()]
-    return [" ".join(text.split())]
+def quoted_lines(passage: Passage) -> list[str]:
+    """Returns a passage's text: prose as one line, whole lines that are indented as they stand."""
+    if not passage.lead.strip():
+        lines = textwrap.dedent(passage.lead + passage.text).split("\n")
+        if any(line[:1].isspace() for line in lines):
+            return [line.replace("\t", "    ") for line in lines if line.strip()]
+    return [" ".join(passage.text.split())]
 
 
 def place_text(passage: Passage) -> str:

@@ -120,7 +120,7 @@ def _whole(run: Run, session: Session, summarizer: Summarizer) -> Summary:
     if not run.output.json:
         writer.heading(1, f"Summary of {session.document.name}")
     summary = summarizer.whole(writer.sentence)
-    writer.end()
+    writer.end(summary)
     if summary.answer is not None:
         say_cut(run, summary.answer)
     return summary
@@ -188,13 +188,13 @@ def _of_parts(
     writer.heading(1, f"Summary of {session.document.name}")
     for sentence in shown[0]:
         writer.sentence(sentence)
-    writer.end()
-    for (part, _), sentences in zip(parts, shown[1:], strict=True):
+    writer.end(summary)
+    for (part, made), sentences in zip(parts, shown[1:], strict=True):
         run.terminal.line()
         writer.heading(2, f"{part.title} ({part.where})")
         for sentence in sentences:
             writer.sentence(sentence)
-        writer.end()
+        writer.end(made)
     return summary
 
 
@@ -223,10 +223,12 @@ class _Markdown:
         self._run.terminal.write(f"{before}{sentence.text}{cited}")
         self._begun = True
 
-    def end(self) -> None:
-        """Ends the paragraph."""
+    def end(self, summary: Summary) -> None:
+        """Ends the paragraph; one without a place gets the nearest of its summary."""
         if self._begun:
-            self._run.terminal.line()
+            cited = self._cited or summary.nearest is None
+            nearest = "" if cited else f" [nearest: {visible_line(str(summary.nearest))}]"
+            self._run.terminal.line(nearest)
             self._run.terminal.flush()
         self._begun = False
         self._cited = ""
@@ -248,6 +250,7 @@ def _summary_json(summary: Summary) -> dict[str, object]:
         "finish_reason": summary.finish_reason,
         "generated_tokens": summary.generated_tokens,
         "kept": summary.answer is None,
+        "nearest": None if summary.nearest is None else asdict(summary.nearest),
         "sentences": [
             {"text": s.text, "place": None if s.place is None else asdict(s.place)}
             for s in summary.sentences

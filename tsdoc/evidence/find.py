@@ -40,8 +40,10 @@ def _passage(
 ) -> Passage:
     span = cut.span
     own = slice(cut.start - first, cut.end - first)
+    text = token_map.document.sections[span.section].text
     return Passage(
-        text=token_map.document.sections[span.section].text[span.start : span.end],
+        text=text[span.start : span.end],
+        lead=text[text.rfind("\n", 0, span.start) + 1 : span.start],
         first=token_map.locate(span.section, span.start),
         last=token_map.locate(span.section, span.end - 1),
         section=span.section,

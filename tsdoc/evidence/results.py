@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from tsdoc.ingest.document import Place
 
@@ -16,6 +17,7 @@ class Passage:
 
     Attributes:
         text: As it stands in the document.
+        lead: What stands before it in its line.
         first: Where its first character came from.
         last: Where its last character came from.
         section: Number of its section in the document.
@@ -28,6 +30,7 @@ class Passage:
     """
 
     text: str
+    lead: str
     first: Place
     last: Place
     section: int
@@ -69,3 +72,22 @@ class Evidence:
     coverage: Coverage | None
     stands_out: bool
     strip: tuple[float, ...]
+
+
+def evidence_from_json(value: Mapping[str, Any]) -> Evidence:
+    """Returns what `dataclasses.asdict` made of evidence, and a JSON file kept."""
+    coverage = value["coverage"]
+    return Evidence(
+        passages=tuple(_passage_from_json(passage) for passage in value["passages"]),
+        coverage=None if coverage is None else Coverage(**coverage),
+        stands_out=value["stands_out"],
+        strip=tuple(value["strip"]),
+    )
+
+
+def _passage_from_json(value: Mapping[str, Any]) -> Passage:
+    places = {
+        name: Place(**{**value[name], "titles": tuple(value[name]["titles"])})
+        for name in ("first", "last")
+    }
+    return Passage(**{**value, **places})

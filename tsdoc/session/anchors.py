@@ -60,17 +60,32 @@ class Anchors:
     def find(self, sentence: str) -> Place | None:
         """Returns where the text is closest to `sentence`, None where nothing is close."""
         weights = self._weights(sentence)
+        scores, shared = self._compare(weights)
+        enough = MIN_SHARE * sum(weights.values())
+        return self._best(
+            {n: s for n, s in scores.items() if shared[n] >= MIN_SHARED and s >= enough}, weights
+        )
+
+    def nearest(self, text: str) -> Place | None:
+        """Returns where the document is closest to `text`; None when no word is shared."""
+        weights = self._weights(text)
+        return self._best(self._compare(weights)[0], weights)
+
+    def _compare(self, weights: dict[str, float]) -> tuple[dict[int, float], Counter[int]]:
+        """What each window shares with a sentence: its weight, and the number of words."""
         scores: dict[int, float] = defaultdict(float)
         shared: Counter[int] = Counter()
         for word, weight in weights.items():
             for number in self._holders.get(word, ()):
                 scores[number] += weight
                 shared[number] += 1
-        enough = MIN_SHARE * sum(weights.values())
-        found = [n for n in scores if shared[n] >= MIN_SHARED and scores[n] >= enough]
-        if not found:
+        return scores, shared
+
+    def _best(self, scores: dict[int, float], weights: dict[str, float]) -> Place | None:
+        """Where the window with the highest score has its word that tells most."""
+        if not scores:
             return None
-        best = self._windows[min(found, key=lambda number: (-scores[number], number))]
+        best = self._windows[min(scores, key=lambda number: (-scores[number], number))]
         return self._map.locate(best.section, self._offset(best, weights))
 
     def _weights(self, sentence: str) -> dict[str, float]:

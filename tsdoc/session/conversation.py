@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 
@@ -92,6 +92,17 @@ class Conversation:
                 ids=tuple(self._tail.ids[before:]),
             )
         )
+        self._save()
+        return answer
+
+    def find_evidence(self, answer: Answer, *, count: int) -> Answer:
+        """Finds passages for the last answer and keeps them with it; see `Session.find_evidence`.
+
+        Raises:
+            StoreError: they cannot be kept.
+        """
+        answer = self.session.find_evidence(answer, count=count)
+        self.turns[-1] = replace(self.turns[-1], evidence=answer.evidence)
         self._save()
         return answer
 

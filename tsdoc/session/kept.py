@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tsdoc.errors import StoreError, UsageError
+from tsdoc.evidence.results import Evidence, evidence_from_json
 from tsdoc.home import Home, private_dir
 from tsdoc.prompt.files import read_checked, write_checked
 from tsdoc.prompt.tokenizer import Ids
@@ -27,12 +28,14 @@ class Turn:
         text: The answer.
         finish_reason: "stop", "length" or "interrupted".
         ids: The turn's tokens as they stand behind those of the turns before.
+        evidence: What the model looked at; None where it was not looked for.
     """
 
     question: str
     text: str
     finish_reason: str
     ids: tuple[int, ...]
+    evidence: Evidence | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +147,12 @@ def _files(home: Home) -> Iterable[Path]:
 
 
 def _from_json(value: Mapping[str, Any]) -> KeptConversation:
-    turns = tuple(Turn(**{**turn, "ids": tuple(turn["ids"])}) for turn in value["turns"])
+    turns = tuple(_turn_from_json(turn) for turn in value["turns"])
     fields = {key: value[key] for key in KeptConversation.__slots__ if key in value}
     return KeptConversation(**{**fields, "files": tuple(value["files"]), "turns": turns})
+
+
+def _turn_from_json(value: Mapping[str, Any]) -> Turn:
+    evidence = value.get("evidence")
+    found = None if evidence is None else evidence_from_json(evidence)
+    return Turn(**{**value, "ids": tuple(value["ids"]), "evidence": found})

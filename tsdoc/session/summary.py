@@ -61,11 +61,14 @@ class Summary:
     Attributes:
         finish_reason: "stop", "length" (cut, back to the last whole sentence) or "loop" (ended
             before it repeated itself).
+        nearest: The place that is closest to the whole of it, close or not; where no sentence has a
+            place, one can at least begin to read there. None when it shares no word with the text.
         generated_tokens: Tokens that were generated for it, by this or an earlier process.
         answer: What the session says of it; None for one that was kept.
     """
 
     sentences: tuple[CitedSentence, ...]
+    nearest: Place | None
     finish_reason: str
     generated_tokens: int
     answer: Answer | None
@@ -167,6 +170,7 @@ class Summarizer:
         sentences.finish(cut=answer.finish_reason == "length")
         return Summary(
             sentences=tuple(cited),
+            nearest=anchors.nearest(" ".join(sentences.said)),
             finish_reason="loop" if sentences.looped else answer.finish_reason,
             generated_tokens=answer.generated_tokens,
             answer=answer,
@@ -182,6 +186,7 @@ class Summarizer:
     ) -> Summary:
         return Summary(
             sentences=tuple(CitedSentence(text=s, place=anchors.find(s)) for s in sentences),
+            nearest=anchors.nearest(" ".join(sentences)),
             finish_reason=finish_reason,
             generated_tokens=generated_tokens,
             answer=None,
@@ -203,7 +208,7 @@ class Summarizer:
             "template": session.template.fingerprint,
             "part": part.tokens,
             "question": self._part_question(part),
-            "answer": session.settings.answer.model_dump(),
+            "answer": session.settings.answer.model_dump(exclude={"evidence"}),
             "max_new_tokens": self._max_new_tokens(WORDS_OF_PART[self._length]),
             "theta": session.settings.engine.theta,
             "question_chunk_size": session.settings.engine.question_chunk_size,
