@@ -1,6 +1,7 @@
 """Figures of the CUDA backend, each beside a ceiling or full attention measured on the spot.
 
-    python -m tests.bench_gpu ceilings attention decode prefill transfer store trade equal
+    python -m tests.bench_gpu ceilings attention decode prefill transfer store trade equal \
+        index index_decode
 
 Shape of Qwen2-7B, random weights, bfloat16; times are medians in milliseconds. FlashInfer is
 measured beside it where it is installed.
@@ -22,6 +23,8 @@ import torch
 from tests.bench_gpu.attention import attention
 from tests.bench_gpu.common import DEVICE, QWEN2_7B, Row, make_model, median_ms
 from tests.bench_gpu.decode import decode
+from tests.bench_gpu.index import decode as index_decode
+from tests.bench_gpu.index import index
 from tests.bench_gpu.prefill import prefill, store, trade, transfer
 from tsdoc.engine.decoder import Decoder
 from tsdoc.engine.engine import Engine
@@ -111,6 +114,7 @@ def main() -> None:
         "transfer": lambda decoder: transfer(decoder, min(tokens, 131_072)),
         "store": lambda decoder: store(decoder, min(tokens, 262_144), block),
         "trade": lambda decoder: trade(decoder, tokens),
+        "index_decode": lambda decoder: index_decode(decoder, tokens),
     }
     single: dict[str, Callable[[], list[Row]]] = {
         "ceilings": ceilings,
@@ -118,6 +122,7 @@ def main() -> None:
             row for length in (131_072, tokens) for row in attention(length, chunk)
         ],
         "equal": equal,
+        "index": lambda: index(tokens),
     }
     unknown = set(options.parts) - whole.keys() - single.keys()
     if unknown:

@@ -14,6 +14,7 @@ from tsdoc.engine.forward import Runner, chunk_bounds
 from tsdoc.engine.generate import Generation, GenerationConfig
 from tsdoc.engine.selection_cache import MAX_HITS
 from tsdoc.errors import UsageError
+from tsdoc.kernels.index import IndexConfig, IndexUse, StoredIndex
 from tsdoc.kernels.interface import Backend, DeviceCache
 from tsdoc.kernels.kv import KVPiece
 from tsdoc.kernels.rope import make_rope_table
@@ -31,6 +32,7 @@ class Engine:
             that covers it, attention is full.
         question_chunk_size: Largest question chunk that will be used.
         backend: Device of decoder and caches; by default the CPU.
+        index: How questions and answers find candidates; None scores every token, as prefill does.
 
     Raises:
         UsageError: the attended tokens would not fit the model's trained window.
@@ -44,6 +46,7 @@ class Engine:
         max_tokens: int,
         question_chunk_size: int,
         backend: Backend | None = None,
+        index: IndexConfig | None = None,
     ) -> None:
         chunk = max(selection.chunk_size, question_chunk_size)
         budget = selection.n_init + selection.top_k + selection.n_local + chunk + MAX_HITS
@@ -56,6 +59,7 @@ class Engine:
                 hint=f"Lower top_k by {needed - window} or choose a model with a longer window.",
             )
         self._budget, self._needed = budget, needed
+        self._index = index
         positions = max(needed, selection.n_local + chunk)
         config = decoder.config
         self.backend = backend or TorchBackend(num_kv_heads=config.num_kv_heads)
@@ -117,12 +121,15 @@ class Engine:
         question: Sequence[int],
         start: int,
         config: GenerationConfig,
+        stored: StoredIndex | None = None,
     ) -> Generation:
         """Starts an answer to `question` (token ids) at position `start`; iterate to run it.
 
-        `pieces` hold [0, start) and have room for the question and the answer behind it.
+        `pieces` hold [0, start) and have room for the question and the answer behind it; `stored`
+        is an index over some of them.
         """
-        cache = self.cache(pieces)
+        index = IndexUse(config=self._index, stored=stored) if self._index is not None else None
+        cache = self.backend.cache(pieces, self.runner.rope, self.runner.selection, index)
         cache.load(start)
         return Generation(
             runner=self.runner,

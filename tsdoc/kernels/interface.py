@@ -12,6 +12,7 @@ from typing import Protocol
 
 import torch
 
+from tsdoc.kernels.index import IndexUse
 from tsdoc.kernels.kv import KVPiece
 from tsdoc.kernels.rope import RopeTable
 from tsdoc.kernels.selection import ChunkRange, SelectionConfig
@@ -199,9 +200,16 @@ class Backend(Protocol):
     save_ahead: int
 
     def cache(
-        self, pieces: Sequence[KVPiece], rope: RopeTable, config: SelectionConfig
+        self,
+        pieces: Sequence[KVPiece],
+        rope: RopeTable,
+        config: SelectionConfig,
+        index: IndexUse | None = None,
     ) -> DeviceCache:
         """A cache over `pieces`, which cover the prompt without gaps.
+
+        With `index`, selections may find their candidates by it; what a prefill writes must not
+        depend on that, so a prefill has none.
 
         Raises:
             ResourceError: the device cannot hold it.

@@ -18,7 +18,8 @@ class PagePool:
         keys: Per layer, without RoPE.
         values: Per layer.
         page_table: [num_pages] int32 on the device, logical to physical page.
-        resident: Positions [0, resident) hold the prompt's K and V.
+        unchanged: Positions [0, unchanged) hold what they held when it was last set; the index,
+            which is made from keys, sets it.
     """
 
     def __init__(
@@ -37,7 +38,18 @@ class PagePool:
         self.values = list(self.keys)
         self._pages: list[int] = []
         self.page_table = torch.empty(0, dtype=torch.int32, device=device)
-        self.resident = 0
+        self._resident = 0
+        self.unchanged = 0
+
+    @property
+    def resident(self) -> int:
+        """Positions [0, resident) hold the prompt's K and V; what lies behind may be rewritten."""
+        return self._resident
+
+    @resident.setter
+    def resident(self, end: int) -> None:
+        self._resident = end
+        self.unchanged = min(self.unchanged, end)
 
     @property
     def capacity(self) -> int:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from tsdoc.kernels.attention import chunk_attention, mass_by_position
+from tsdoc.kernels.index import IndexUse
 from tsdoc.kernels.kv import KVPiece
 from tsdoc.kernels.rope import RopeTable
 from tsdoc.kernels.selection import (
@@ -88,10 +89,14 @@ class TorchBackend:
         self._num_kv_heads = num_kv_heads
 
     def cache(
-        self, pieces: Sequence[KVPiece], rope: RopeTable, config: SelectionConfig
+        self,
+        pieces: Sequence[KVPiece],
+        rope: RopeTable,
+        config: SelectionConfig,
+        index: IndexUse | None = None,
     ) -> TorchCache:
         """See `Backend.cache`."""
-        return TorchCache(pieces, rope, config, num_kv_heads=self._num_kv_heads)
+        return TorchCache(pieces, rope, config, num_kv_heads=self._num_kv_heads, index=index)
 
 
 class TorchCache:
@@ -102,6 +107,7 @@ class TorchCache:
         rope: Table for all compact positions.
         config: Selection settings.
         num_kv_heads: Heads of K and V.
+        index: Finds candidates, where it has something stored.
     """
 
     def __init__(
@@ -111,10 +117,12 @@ class TorchCache:
         config: SelectionConfig,
         *,
         num_kv_heads: int,
+        index: IndexUse | None = None,
     ) -> None:
         self._pieces = list(pieces)
         self.rope = rope
         self._config = config
+        self._index = index
         self._num_kv_heads = num_kv_heads
         self._shared: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
 

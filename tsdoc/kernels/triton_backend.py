@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from tsdoc.errors import ResourceError
+from tsdoc.kernels.index import IndexUse
 from tsdoc.kernels.kv import KVPiece
 from tsdoc.kernels.page_pool import PagePool
 from tsdoc.kernels.rope import RopeTable
@@ -14,6 +15,7 @@ from tsdoc.kernels.selection import SelectionConfig
 from tsdoc.kernels.transfer import Transfer
 from tsdoc.kernels.triton_cache import TritonCache
 from tsdoc.kernels.triton_decode import DecodeStarter
+from tsdoc.kernels.triton_index import DeviceIndex
 from tsdoc.kernels.triton_parts import CacheParts
 from tsdoc.models.config import ModelConfig
 
@@ -59,10 +61,15 @@ class TritonBackend:
             device=device,
             num_sms=sms,
             decodes=DecodeStarter(),
+            index=DeviceIndex(self.pool),
         )
 
     def cache(
-        self, pieces: Sequence[KVPiece], rope: RopeTable, config: SelectionConfig
+        self,
+        pieces: Sequence[KVPiece],
+        rope: RopeTable,
+        config: SelectionConfig,
+        index: IndexUse | None = None,
     ) -> TritonCache:
         """See `Backend.cache`."""
         end = max(piece.start + piece.capacity for piece in pieces)
@@ -72,7 +79,7 @@ class TritonBackend:
             self.pool.grow(end + spare)
         self.pool.resident = min(self.pool.resident, _shared(self._pieces, pieces))
         self._pieces = [(piece.content, piece.start + piece.capacity) for piece in pieces]
-        return TritonCache(self._parts, pieces, rope, config)
+        return TritonCache(self._parts, pieces, rope, config, index)
 
     def _check_memory(self, num_tokens: int) -> None:
         """Plans before anything is computed, rather than failing in the middle.

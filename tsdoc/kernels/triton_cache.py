@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from tsdoc.kernels.index import IndexUse
 from tsdoc.kernels.interface import Ranges
 from tsdoc.kernels.kv import KVPiece
 from tsdoc.kernels.rope import RopeTable
@@ -29,6 +30,7 @@ class TritonCache:
         pieces: Cover the prompt from 0 on without gaps.
         rope: Table for all compact positions, on the device.
         config: Selection settings.
+        index: Finds the candidates of decode steps.
     """
 
     def __init__(
@@ -37,11 +39,13 @@ class TritonCache:
         pieces: Sequence[KVPiece],
         rope: RopeTable,
         config: SelectionConfig,
+        index: IndexUse | None = None,
     ) -> None:
         self._parts = parts
         self._pieces = list(pieces)
         self._rope = rope
         self._config = config
+        self._index = index
         self._planner = Planner(config, parts.device, parts.pool.capacity)
         self._attention = ChunkAttention(parts, rope, self._planner)
 
@@ -121,6 +125,10 @@ class TritonCache:
         if self._config.function == "head_vote":
             return None
         parts = self._parts
+        index = None
+        if self._index is not None and self._index.config.applies(self._config, position):
+            parts.index.cover(position)
+            index = (parts.index, self._index.config)
         setup = make_setup(
             parts.pool,
             self._rope,
@@ -131,5 +139,6 @@ class TritonCache:
             theta=theta,
             max_hits=max_hits,
             is_restricted=allowed is not None,
+            index=index,
         )
         return parts.decodes.start(setup, position, self._planner.prefix(allowed))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from tsdoc.kernels.index import IndexConfig
 from tsdoc.kernels.page_pool import PagePool
 from tsdoc.kernels.rope import RopeTable
 from tsdoc.kernels.selection import SelectionConfig
@@ -19,8 +20,11 @@ from tsdoc.kernels.triton.decode_attention import attend_window
 from tsdoc.kernels.triton.decode_scores import decode_votes
 from tsdoc.kernels.triton.decode_step import LENGTH, LOOKUPS, STATE_SIZE, TOTAL_HITS, begin_step
 from tsdoc.kernels.triton.gather import gather_rotated
+from tsdoc.kernels.triton.index_rescore import select_candidates
+from tsdoc.kernels.triton.index_scan import index_votes
 from tsdoc.kernels.triton.tiles import LOG2_E
 from tsdoc.kernels.triton.topk import make_space, select_top, tile_size
+from tsdoc.kernels.triton_index import DeviceIndex
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -33,6 +37,7 @@ class DecodeSetup:
         num_sms: Multiprocessors of the device.
         tile: See `TopSpace`.
         is_restricted: Whether only some positions may be selected.
+        index: Finds candidates instead of reading all keys, and how many; None selects exactly.
     """
 
     pool: PagePool
@@ -45,11 +50,12 @@ class DecodeSetup:
     max_hits: int
     tile: int
     is_restricted: bool
+    index: tuple[DeviceIndex, IndexConfig] | None
 
     def equals(self, other: DecodeSetup) -> bool:
         """Whether the same launches do for both."""
         own, others = (
-            (s.config, s.compute_dtype, s.theta, s.max_hits, s.tile, s.is_restricted)
+            (s.config, s.compute_dtype, s.theta, s.max_hits, s.tile, s.is_restricted, s.index)
             for s in (self, other)
         )
         mine, theirs = ((s.pool, s.rope, *s.storage) for s in (self, other))
@@ -75,7 +81,8 @@ class DecodeSteps:
         self._allowed = zeros(pool.capacity + 1) if setup.is_restricted else None
         self._state = zeros(num_layers, STATE_SIZE)
         num_sets = num_kv if config.sets == "per_kv_head" else 1
-        self._space = make_space(num_sets, pool.capacity, config.top_k, device, tile=setup.tile)
+        floor = config.top_k * (setup.index[1].candidates if setup.index else 1)
+        self._space = make_space(num_sets, pool.capacity, floor, device, tile=setup.tile)
         rows = config.n_init + config.top_k + config.n_local + 1 + setup.max_hits
         windows = (num_layers, num_kv, rows, head_dim)
         self._k = torch.empty(windows, dtype=setup.compute_dtype, device=device)
@@ -92,6 +99,7 @@ class DecodeSteps:
     def begin(self, position: int, allowed: torch.Tensor | None) -> None:
         """Prepares for an answer whose first token is at `position`."""
         self._graph = None  # an answer's steps may write to memory of its own
+        self._next = position
         self._position.fill_(position)
         self._state.zero_()
         if self._allowed is not None and allowed is not None:
@@ -138,28 +146,7 @@ class DecodeSteps:
             top_k=config.top_k,
             max_hits=setup.max_hits,
         )
-        votes = decode_votes(
-            query,
-            pool.keys[layer],
-            pool.page_table,
-            self._meta,
-            self._skip,
-            self._space,
-            self._tickets,
-            length=pool.capacity,
-            per_kv_head=config.sets == "per_kv_head",
-            soft=soft,
-            allowed=self._allowed,
-            num_sms=setup.num_sms,
-        )
-        selected = select_top(
-            votes,
-            self._meta,
-            top_k=config.top_k,
-            smoothing=config.smoothing,
-            space=self._space,
-            skip=self._skip,
-        )
+        selected = self._select(layer, query)
         gather_rotated(
             pool.keys[layer],
             pool.values[layer],
@@ -175,8 +162,43 @@ class DecodeSteps:
         length = self._state[layer, LENGTH : LENGTH + 1]
         return attend_window(q[0], self._k[layer], self._v[layer], length, setup.rope).unsqueeze(0)
 
+    def _select(self, layer: int, query: torch.Tensor) -> torch.Tensor:
+        """Positions [1, num_sets, top_k], num_selected of them written, unless this is a hit."""
+        setup, config, pool = self.setup, self.setup.config, self.setup.pool
+        if setup.index is not None:
+            index, found_by = setup.index
+            codes, keys = index.codes[layer], pool.keys[layer]
+            candidates = found_by.candidates * config.top_k
+            votes, projected = index_votes(
+                query, index.axes[layer], index.centres[layer], codes, self._meta, self._skip,
+                self._space, self._tickets, candidates=candidates, allowed=self._allowed,
+                num_sms=setup.num_sms,
+            )  # fmt: skip
+            return select_candidates(
+                query, votes, projected, keys, pool.page_table, codes, self._meta, self._skip,
+                self._space, self._tickets, room=2 * candidates, top_k=config.top_k,
+            )  # fmt: skip
+        votes = decode_votes(
+            query, pool.keys[layer], pool.page_table, self._meta, self._skip, self._space,
+            self._tickets, length=pool.capacity, per_kv_head=config.sets == "per_kv_head",
+            soft=config.function == "head_soft_vote", allowed=self._allowed, num_sms=setup.num_sms,
+        )  # fmt: skip
+        return select_top(
+            votes, self._meta, top_k=config.top_k, smoothing=config.smoothing, space=self._space,
+            skip=self._skip,
+        )  # fmt: skip
+
+    def _extend_index(self) -> None:
+        """Adds what is about to leave the local window to the index."""
+        if self.setup.index is not None:
+            index, _ = self.setup.index
+            if self._next - self.setup.config.n_local > index.covered:
+                index.cover(self._next)
+        self._next += 1
+
     def run(self, step: Callable[[torch.Tensor], torch.Tensor], token: int) -> torch.Tensor:
         """See `DeviceDecode.run`: the very first step compiles, an answer's first is captured."""
+        self._extend_index()
         self._token.fill_(token)
         if self._device.type != "cuda" or not self._is_compiled:
             self._is_compiled = True
@@ -274,6 +296,7 @@ def make_setup(
     theta: float | None,
     max_hits: int,
     is_restricted: bool,
+    index: tuple[DeviceIndex, IndexConfig] | None = None,
 ) -> DecodeSetup:
     """What steps from `position` on depend on."""
     return DecodeSetup(
@@ -285,6 +308,11 @@ def make_setup(
         num_sms=num_sms,
         theta=theta,
         max_hits=max_hits,
-        tile=tile_size(position, config.top_k),
+        # A candidate more or less does not matter: half as many tiles will do.
+        tile=tile_size(
+            2 * position if index else position,
+            config.top_k * (index[1].candidates if index else 1),
+        ),
         is_restricted=is_restricted,
+        index=index,
     )

@@ -9,6 +9,7 @@ import torch
 from tsdoc.kernels.page_pool import PagePool
 from tsdoc.kernels.transfer import Transfer
 from tsdoc.kernels.triton_decode import DecodeStarter
+from tsdoc.kernels.triton_index import DeviceIndex
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +22,7 @@ class CacheParts:
         compute_dtype: Type of queries and of the products.
         num_sms: Multiprocessors of the device.
         decodes: Starts answers.
+        index: Of the keys in the pool; empty until an answer wants it.
     """
 
     pool: PagePool
@@ -29,3 +31,4 @@ class CacheParts:
     device: torch.device
     num_sms: int
     decodes: DecodeStarter
+    index: DeviceIndex

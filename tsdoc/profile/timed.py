@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import torch
 
 from tsdoc.engine.decoder import DecoderPart
+from tsdoc.kernels.index import IndexUse
 from tsdoc.kernels.interface import (
     Backend,
     DeviceCache,
@@ -112,10 +113,14 @@ class TimedBackend:
         self._recorder = recorder
 
     def cache(
-        self, pieces: Sequence[KVPiece], rope: RopeTable, config: SelectionConfig
+        self,
+        pieces: Sequence[KVPiece],
+        rope: RopeTable,
+        config: SelectionConfig,
+        index: IndexUse | None = None,
     ) -> TimedCache:
         """See `Backend.cache`."""
-        return TimedCache(self._inner.cache(pieces, rope, config), self._recorder)
+        return TimedCache(self._inner.cache(pieces, rope, config, index), self._recorder)
 
 
 class TimedCache:

@@ -39,7 +39,7 @@ class DecodeTuning:
 
 
 @triton.jit
-def _log_sums(max_ptr, sum_ptr, heads, inside, num_splits, SPLITS: tl.constexpr):
+def log_sums(max_ptr, sum_ptr, heads, inside, num_splits, SPLITS: tl.constexpr):
     """Log2-sum-exp2 of each head from its splits' maxima and sums; inf without candidates."""
     splits = tl.arange(0, SPLITS)
     at = heads[:, None] * num_splits + splits[None, :]
@@ -121,7 +121,7 @@ def _logits_kernel(
     tl.store(max_ptr + head * num_splits + split, peak, mask=valid)
     tl.store(sum_ptr + head * num_splits + split, total, mask=valid)
     if arrives_last(tickets_ptr + kv_head, num_splits):
-        lse = _log_sums(max_ptr, sum_ptr, head, valid, num_splits, SPLITS)
+        lse = log_sums(max_ptr, sum_ptr, head, valid, num_splits, SPLITS)
         tl.store(lse_ptr + head, lse, mask=valid)
 
 

@@ -143,7 +143,7 @@ def _block_keys(votes_ptr, meta_ptr, row, block, num_chunks, stride, SIZE: tl.co
 
 
 @triton.jit
-def _compare(keys, threshold):
+def compare(keys, threshold):
     """1 for keys above the threshold, 1 << 16 for those equal to it."""
     above = (keys > threshold).to(tl.int32)
     return above + (((keys == threshold) & (keys > 0)).to(tl.int32) << 16)
@@ -167,18 +167,18 @@ def _count_kernel(
     block, row = tl.program_id(0), tl.program_id(1)
     floor = tl.load(floors_ptr + row).to(tl.uint32, bitcast=True)
     _, keys = _block_keys(votes_ptr, meta_ptr, row, block, num_chunks, stride, SIZE)
-    count = tl.sum(_compare(keys, floor), 0)
+    count = tl.sum(compare(keys, floor), 0)
     tl.store(counts_ptr + row * tl.num_programs(0) + block, count)
 
 
 @triton.jit
-def _places(keys, threshold, base, equal_base, wanted):
+def places_of(keys, threshold, base, equal_base, wanted):
     """Which keys are taken, where they go, and this block's counts.
 
     Taken are those above the threshold and `wanted` equal to it; `base` and `equal_base` of them
     come before.
     """
-    own = _compare(keys, threshold)
+    own = compare(keys, threshold)
     until = tl.cumsum(own, 0)
     before = (until & 0xFFFF) - (own & 0xFFFF) + base
     equal_before = (until >> 16) - (own >> 16) + equal_base
@@ -187,7 +187,7 @@ def _places(keys, threshold, base, equal_base, wanted):
 
 
 @triton.jit
-def _take_best(
+def take_best(
     ids_ptr, keys_ptr, out_ptr, num_keys, floor, k, SIZE: tl.constexpr, SEARCH: tl.constexpr
 ):  # fmt: skip
     """Writes the ids of the k best of `num_keys` keys, all above `floor`, in their order."""
@@ -201,7 +201,7 @@ def _take_best(
     equal_base = tl.full([], 0, tl.int32)
     for at in range(0, num_keys, SIZE):
         keys = load_keys(keys_ptr, at + lanes, num_keys)
-        taken, places, counts = _places(keys, threshold, base, equal_base, wanted)
+        taken, places, counts = places_of(keys, threshold, base, equal_base, wanted)
         ids = tl.load(ids_ptr + at + lanes, mask=at + lanes < num_keys, other=0)
         tl.store(out_ptr + places, ids, mask=taken)
         base += counts & 0xFFFF
@@ -241,7 +241,7 @@ def _compact_kernel(
 
     floor = tl.load(floors_ptr + row).to(tl.uint32, bitcast=True)
     positions, keys = _block_keys(votes_ptr, meta_ptr, row, block, num_chunks, stride, SIZE)
-    taken, places, _ = _places(keys, floor, base, equal_base, wanted)
+    taken, places, _ = places_of(keys, floor, base, equal_base, wanted)
     out = out_ptr + row * top_k
     above = above_ptr + row.to(tl.int64) * 2 * room
     if num_above <= k:
@@ -250,7 +250,7 @@ def _compact_kernel(
         tl.store(above + places, positions, mask=taken)
         tl.store(above + room + places, keys.to(tl.int32, bitcast=True), mask=taken)
         if arrives_last(tickets_ptr + row, num_blocks):
-            _take_best(above, above + room, out, num_above, floor, k, SIZE, 2 * SIZE)
+            take_best(above, above + room, out, num_above, floor, k, SIZE, 2 * SIZE)
 
 
 def select_top(
