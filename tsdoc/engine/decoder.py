@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
+from tsdoc.engine.tensor_split import UNSPLIT, TensorSplit
 from tsdoc.errors import ModelError
 from tsdoc.models.config import ModelConfig
 
@@ -84,23 +85,29 @@ class Decoder:
         weights: Checkpoint tensors by their Hugging Face names.
         dtype: Type of weights and arithmetic; tensors of this type are used where they lie
             (memory-mapped), others are converted.
+        split: Where several ranks compute together: `config` and `weights` are then the shard's.
 
     Raises:
         ModelError: a tensor is missing or has the wrong shape.
     """
 
     def __init__(
-        self, config: ModelConfig, weights: Mapping[str, torch.Tensor], dtype: torch.dtype
+        self,
+        config: ModelConfig,
+        weights: Mapping[str, torch.Tensor],
+        dtype: torch.dtype,
+        split: TensorSplit = UNSPLIT,
     ) -> None:
         self.config = config
         self.dtype = dtype
+        self._split = split
         parts = read_weights(config, weights, dtype, torch.device("cpu"))
         self._embedding, self._norm, self._head = parts.embedding, parts.norm, parts.head
         self._layers = [parts.layer(number) for number in range(config.num_layers)]
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """See `DecoderPart.embed`."""
-        return F.embedding(ids, self._embedding)
+        return self._split.embed(ids, self._embedding)
 
     def project(
         self, layer: int, hidden: torch.Tensor
@@ -122,17 +129,19 @@ class Decoder:
     ) -> torch.Tensor:
         """See `DecoderPart.finish_layer`."""
         w = self._layers[layer]
-        hidden += F.linear(attention.flatten(1).to(self.dtype), w.o, w.o_bias)
-        for rows in torch.split(hidden, MLP_ROWS):
-            x = rms_norm(rows, w.post_norm, self.config.norm_eps)
-            gated = F.silu(F.linear(x, w.gate, w.gate_bias), inplace=True)
-            gated *= F.linear(x, w.up, w.up_bias)
-            rows += F.linear(gated, w.down, w.down_bias)
+        hidden += self._split.sum(F.linear(attention.flatten(1).to(self.dtype), w.o, w.o_bias))
+        with self._split.adding() as add:
+            for rows in torch.split(hidden, MLP_ROWS):
+                x = rms_norm(rows, w.post_norm, self.config.norm_eps)
+                gated = F.silu(F.linear(x, w.gate, w.gate_bias), inplace=True)
+                gated *= F.linear(x, w.up, w.up_bias)
+                add(rows, F.linear(gated, w.down, w.down_bias))
         return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """See `DecoderPart.logits`."""
-        return F.linear(rms_norm(hidden, self._norm, self.config.norm_eps), self._head).float()
+        x = rms_norm(hidden, self._norm, self.config.norm_eps)
+        return self._split.join(F.linear(x, self._head).float())
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

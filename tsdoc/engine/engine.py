@@ -13,6 +13,7 @@ from tsdoc.engine.decoder import DecoderPart
 from tsdoc.engine.forward import Runner, chunk_bounds
 from tsdoc.engine.generate import Generation, GenerationConfig
 from tsdoc.engine.selection_cache import MAX_HITS
+from tsdoc.engine.team import ALONE, Team
 from tsdoc.errors import UsageError
 from tsdoc.kernels.index import IndexConfig, IndexUse, StoredIndex
 from tsdoc.kernels.interface import Backend, DeviceCache
@@ -33,6 +34,7 @@ class Engine:
         question_chunk_size: Largest question chunk that will be used.
         backend: Device of decoder and caches; by default the CPU.
         index: How questions and answers find candidates; None scores every token, as prefill does.
+        team: The ranks that share the model; by default this one has all of it.
 
     Raises:
         UsageError: the attended tokens would not fit the model's trained window.
@@ -47,6 +49,7 @@ class Engine:
         question_chunk_size: int,
         backend: Backend | None = None,
         index: IndexConfig | None = None,
+        team: Team = ALONE,
     ) -> None:
         chunk = max(selection.chunk_size, question_chunk_size)
         budget = selection.n_init + selection.top_k + selection.n_local + chunk + MAX_HITS
@@ -64,15 +67,17 @@ class Engine:
         config = decoder.config
         self.backend = backend or TorchBackend(num_kv_heads=config.num_kv_heads)
         rope = make_rope_table(config.rope, config.head_dim, positions, self.backend.device)
-        self.runner = Runner(decoder=decoder, selection=selection, rope=rope)
+        self.runner = Runner(decoder=decoder, selection=selection, rope=rope, team=team)
 
     def covers(self, max_tokens: int) -> bool:
         """Whether it does for prompts of up to `max_tokens` too."""
         return min(self._budget, max_tokens) <= self._needed
 
-    def cache(self, pieces: Sequence[KVPiece]) -> DeviceCache:
+    def cache(self, pieces: Sequence[KVPiece], index: IndexUse | None = None) -> DeviceCache:
         """A device cache over `pieces`, which cover the prompt without gaps."""
-        return self.backend.cache(pieces, self.runner.rope, self.runner.selection)
+        cache = self.backend.cache(pieces, self.runner.rope, self.runner.selection, index)
+        self.runner.team.followers.know(cache, pieces)
+        return cache
 
     def prefill(
         self,
@@ -101,7 +106,7 @@ class Engine:
             CorruptPageError: a page of [0, start) does not match its checksum.
         """
         cache = self.cache(pieces)
-        cache.load(start)
+        self.runner.load(cache, start)
         chunk_size = self.runner.selection.chunk_size
         with Commits(on_block, self.backend.save_ahead) as commits:
             for first, last in chunk_bounds(start, len(ids), prefill_block):
@@ -112,7 +117,7 @@ class Engine:
                     chunk_bounds(first, last, chunk_size),
                     need_logits=False,
                 )
-                commits.add(last, cache.save(first, last))
+                commits.add(last, self.runner.save(cache, first, last))
             commits.finish()
 
     def generate(
@@ -129,8 +134,8 @@ class Engine:
         is an index over some of them.
         """
         index = IndexUse(config=self._index, stored=stored) if self._index is not None else None
-        cache = self.backend.cache(pieces, self.runner.rope, self.runner.selection, index)
-        cache.load(start)
+        cache = self.cache(pieces, index)
+        self.runner.load(cache, start)
         return Generation(
             runner=self.runner,
             cache=cache,

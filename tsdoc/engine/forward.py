@@ -14,7 +14,8 @@ import torch
 from tsdoc.engine.decoder import DecoderPart
 from tsdoc.engine.query_log import QueryLog
 from tsdoc.engine.selection_cache import SelectionCache
-from tsdoc.kernels.interface import DeviceCache, DeviceDecode
+from tsdoc.engine.team import ALONE, Team
+from tsdoc.kernels.interface import DeviceCache, DeviceDecode, Pending
 from tsdoc.kernels.rope import RopeTable
 from tsdoc.kernels.selection import SelectionConfig, chunk_range, selection_query
 
@@ -27,13 +28,24 @@ class Runner:
 
     Attributes:
         rope: Table for every compact position these settings can produce.
+        team: The ranks that run it together.
     """
 
     decoder: DecoderPart
     selection: SelectionConfig
     rope: RopeTable
+    team: Team = ALONE
 
-    @torch.inference_mode()
+    def load(self, cache: DeviceCache, end: int) -> None:
+        """Makes K and V of [0, end) available; see `DeviceCache.load`."""
+        with self.team.followers.together("load", cache=cache, end=end):
+            cache.load(end)
+
+    def save(self, cache: DeviceCache, start: int, end: int) -> Pending:
+        """Begins to bring K and V of [start, end) into the pieces; see `DeviceCache.save`."""
+        with self.team.followers.together("save", cache=cache, start=start, end=end):
+            return cache.save(start, end)
+
     def run_chunks(
         self,
         cache: DeviceCache,
@@ -59,6 +71,29 @@ class Runner:
         Returns:
             Logits [vocab_size] of the last token, or None.
         """
+        together = self.team.followers.together(
+            "run_chunks",
+            cache=cache,
+            ids=ids,
+            start=start,
+            chunks=chunks,
+            allowed=allowed,
+            need_logits=need_logits,
+            log=log,
+        )
+        with together, torch.inference_mode():
+            return self._run_chunks(cache, ids, start, chunks, allowed, need_logits, log)
+
+    def _run_chunks(
+        self,
+        cache: DeviceCache,
+        ids: torch.Tensor,
+        start: int,
+        chunks: Ranges,
+        allowed: Ranges | None,
+        need_logits: bool,
+        log: QueryLog | None,
+    ) -> torch.Tensor | None:
         decoder, config = self.decoder, self.selection
         ranges = [chunk_range(first, last, config) for first, last in chunks]
         hidden = decoder.embed(ids)
@@ -76,7 +111,6 @@ class Runner:
             hidden = decoder.finish_layer(layer, hidden, attention)
         return decoder.logits(hidden[-1:]).squeeze(0)
 
-    @torch.inference_mode()
     def run_step(
         self,
         cache: DeviceCache,
@@ -92,6 +126,27 @@ class Runner:
         On a Selection Cache hit, tokens that have left the local window since the selection was
         made stay attended: the window grows.
         """
+        together = self.team.followers.together(
+            "run_step",
+            cache=cache,
+            token=token,
+            position=position,
+            reuse=reuse,
+            allowed=allowed,
+            log=log,
+        )
+        with together, torch.inference_mode():
+            return self._run_step(cache, token, position, reuse, allowed, log)
+
+    def _run_step(
+        self,
+        cache: DeviceCache,
+        token: int,
+        position: int,
+        reuse: SelectionCache,
+        allowed: Ranges | None,
+        log: QueryLog | None,
+    ) -> torch.Tensor:
         decoder, config = self.decoder, self.selection
         around = chunk_range(position, position + 1, config)
         whole = allowed is None and around.num_candidates <= config.top_k

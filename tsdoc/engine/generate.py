@@ -61,12 +61,12 @@ class Generation:
     log: QueryLog | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        self.reuse = SelectionCache(self.config.theta)
+        self.reuse = self._selection_cache()
         self.end = self.start
 
     def keep(self) -> None:
         """Brings K and V of [start, end) into the pieces, for what is asked next."""
-        self.cache.save(self.start, self.end).wait()
+        self.runner.save(self.cache, self.start, self.end).wait()
 
     def __iter__(self) -> Iterator[int]:
         config = self.config
@@ -87,7 +87,7 @@ class Generation:
             )
             self.end = last
         sampler = Sampler(config.sampling)
-        reuse = SelectionCache(config.theta)
+        reuse = self._selection_cache()
         decode = self.cache.start_decode(
             position, theta=config.theta, max_hits=MAX_HITS, allowed=config.allowed
         )
@@ -112,6 +112,9 @@ class Generation:
             self.end = position
             if log is not None:
                 log.end = position
+
+    def _selection_cache(self) -> SelectionCache:
+        return SelectionCache(self.config.theta, self.runner.team.mesh)
 
     def _open_log(self, last_chunk: tuple[int, int]) -> QueryLog:
         start, end = last_chunk

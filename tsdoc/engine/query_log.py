@@ -20,6 +20,7 @@ class QueryLog:
     Attributes:
         layers: The middle third of the model's layers, which tell best what an answer rests on:
             lower ones match words, higher ones prepare the next token.
+        num_tokens: Tokens there is room for.
         end: Position after the last token whose queries are held, from `question_end` on.
     """
 
@@ -36,6 +37,7 @@ class QueryLog:
         self.start = start
         self.question_end = question_end
         self.end = question_end
+        self.num_tokens = num_tokens
         self.layers = range(config.num_layers // 3, -(-2 * config.num_layers // 3))
         # Rows that are never written cost nothing on a CPU.
         self._queries = torch.empty(

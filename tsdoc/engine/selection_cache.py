@@ -7,13 +7,15 @@ from dataclasses import dataclass
 import torch
 
 from tsdoc.kernels.interface import Window
+from tsdoc.kernels.ranks import SOLO, Mesh
 
+TINY = 1e-30  # of a query of zeros
 MAX_HITS = 64  # a refresh is forced after this many, since tokens that leave local stay attended
 
 
 @dataclass(slots=True, kw_only=True)
 class _Remembered:
-    query: torch.Tensor  # flattened over heads, unit length
+    query: torch.Tensor  # flattened over this rank's heads
     window: Window
     whole: bool
     num_hits: int = 0
@@ -24,10 +26,12 @@ class SelectionCache:
 
     Args:
         theta: Least cosine between a query and the one that selected; None never reuses.
+        mesh: Ranks whose heads count together and which decide alike.
     """
 
-    def __init__(self, theta: float | None) -> None:
-        self._theta = theta
+    def __init__(self, theta: float | None, mesh: Mesh = SOLO) -> None:
+        self.theta = theta
+        self._mesh = mesh
         self._layers: dict[int, _Remembered] = {}
         self.num_lookups = 0
         self.num_hits = 0
@@ -45,9 +49,9 @@ class SelectionCache:
         if whole and last is not None and last.whole:
             return last.window
         self.num_lookups += 1
-        if self._theta is None or last is None or last.num_hits >= MAX_HITS:
+        if self.theta is None or last is None or last.num_hits >= MAX_HITS:
             return None
-        if float(last.query @ _unit(query)) < self._theta:
+        if self._cosine(last.query, query.flatten()) < self.theta:
             return None
         last.num_hits += 1
         self.num_hits += 1
@@ -55,10 +59,12 @@ class SelectionCache:
 
     def remember(self, layer: int, query: torch.Tensor, window: Window, *, whole: bool) -> None:
         """Keeps a fresh selection."""
-        self._layers[layer] = _Remembered(query=_unit(query), window=window, whole=whole)
+        self._layers[layer] = _Remembered(query=query.flatten(), window=window, whole=whole)
 
-
-def _unit(query: torch.Tensor) -> torch.Tensor:
-    flat = query.flatten()
-    unit: torch.Tensor = flat / flat.norm().clamp_min(torch.finfo(flat.dtype).tiny)
-    return unit
+    def _cosine(self, before: torch.Tensor, now: torch.Tensor) -> float:
+        """Between two queries over all heads of all ranks: the same number on every rank."""
+        own = torch.stack((before @ now, before @ before, now @ now)).double()
+        # The first ranks' numbers are everyone's; those behind them have the same heads.
+        parts = self._mesh.world.gather(own)[: self._mesh.tensor.size]
+        product, norm, other = parts.sum(dim=0).tolist()
+        return float(product / max((norm * other) ** 0.5, TINY))

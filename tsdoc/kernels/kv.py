@@ -6,6 +6,7 @@ store (a parent's, then the entry's own) and a private one in memory for questio
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -38,6 +39,10 @@ class KVPiece(Protocol):
     @property
     def content(self) -> object:
         """Equal for pieces that hold the same K and V as far as both reach."""
+
+    @property
+    def file(self) -> KVFile | None:
+        """Where other processes of this machine find the same memory; None where they cannot."""
 
     def keys(self, layer: int) -> KVArray:
         """K of one layer, [capacity, num_kv_heads, head_dim]; writable while being written."""
@@ -86,6 +91,33 @@ KV_DTYPES: dict[str, type[np.uint16] | type[np.float32]] = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVFile:
+    """A file that holds the K and V of a piece, for other processes to map.
+
+    Attributes:
+        path: Of the file; of memory without a name, its place under /proc.
+        inode: Tells the file from another one that has got its name meanwhile.
+        content: Names the K and V, like `KVPiece.content`.
+        start: Position in the prompt of the first token.
+        capacity: Number of tokens there is room for.
+        region_bytes: From one layer's K to its V, and from there to the next layer's K.
+        writable: Whether the file may be written.
+    """
+
+    path: str
+    inode: int
+    content: str
+    start: int
+    capacity: int
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    kv_dtype: str
+    region_bytes: int
+    writable: bool
+
+
 class DevicePiece:
     """K and V that only the device holds which computes them: no host memory is taken.
 
@@ -104,6 +136,10 @@ class DevicePiece:
     def content(self) -> object:
         """See `KVPiece.content`."""
         return self
+
+    @property
+    def file(self) -> None:
+        """See `KVPiece.file`: there is none."""
 
     def keys(self, layer: int) -> KVArray:
         """There are none here."""
@@ -163,6 +199,11 @@ class MemoryPiece:
     def content(self) -> object:
         """See `KVPiece.content`."""
         return self
+
+    @property
+    def file(self) -> KVFile | None:
+        """See `KVPiece.file`: this memory is the process's own."""
+        return None
 
     def keys(self, layer: int) -> KVArray:
         """See `KVPiece.keys`."""

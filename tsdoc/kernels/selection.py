@@ -6,7 +6,7 @@ EMNLP 2025, arXiv 2411.02886; the exact rules are those of tsdoc's design (READM
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -112,25 +112,60 @@ def votes(
         soft vote as a tie-break in their fraction. Forbidden candidates are -inf.
     """
     num_sets = num_kv_heads if config.sets == "per_kv_head" else 1
-    allowed = torch.isfinite(logits[:1])
+    combined = cast_votes(
+        logits,
+        config,
+        num_selected=num_selected,
+        num_heads=logits.shape[0],
+        add_up=lambda x: _sum_over_heads(x, num_sets),
+    )
+    return settle_votes(combined, torch.isfinite(logits[0]), config.smoothing)
+
+
+def cast_votes(
+    logits: torch.Tensor,
+    config: SelectionConfig,
+    *,
+    num_selected: int,
+    num_heads: int,
+    add_up: Callable[[torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """The sum of heads' votes, which may be added to those of other heads.
+
+    Args:
+        logits: As for `votes`, of some of the model's heads.
+        config: Function and sets.
+        num_selected: As for `votes`.
+        num_heads: Query heads that vote in all.
+        add_up: Sums [heads, num_candidates] over the heads of each set.
+
+    Returns:
+        [num_sets, num_candidates], float64 for `head_vote`; forbidden candidates have no meaning.
+    """
     if config.function == "topk":
-        combined = _sum_over_heads(logits.masked_fill(~allowed, 0.0), num_sets)
-    else:
-        soft = torch.softmax(logits, dim=-1)
-        combined = _sum_over_heads(soft, num_sets)
-        if config.function == "head_vote":
-            ballots = torch.zeros_like(logits, dtype=torch.float64)
-            for head in range(logits.shape[0]):
-                ballots[head, top_indices(logits[head], num_selected)] = 1.0
-            # A head's softmax sums to 1, so votes / (heads + 1) < 1 never outweighs one ballot.
-            combined = _sum_over_heads(ballots, num_sets) + combined.double() / (
-                logits.shape[0] + 1
-            )
+        return add_up(logits.masked_fill(torch.isinf(logits), 0.0))
+    soft = torch.softmax(logits, dim=-1)
+    combined = add_up(soft)
+    if config.function == "head_vote":
+        ballots = torch.zeros_like(logits, dtype=torch.float64)
+        for head in range(logits.shape[0]):
+            ballots[head, top_indices(logits[head], num_selected)] = 1.0
+        # A head's softmax sums to 1, so votes / (heads + 1) < 1 never outweighs one ballot.
+        combined = add_up(ballots) + combined.double() / (num_heads + 1)
+    return combined
+
+
+def settle_votes(combined: torch.Tensor, allowed: torch.Tensor, smoothing: int) -> torch.Tensor:
+    """What decides, from the votes of all heads: forbidden candidates are -inf, neighbours pooled.
+
+    Args:
+        combined: [num_sets, num_candidates], see `cast_votes`.
+        allowed: [num_candidates] bool.
+        smoothing: Width of the max-pool.
+    """
     combined = combined.masked_fill(~allowed, -torch.inf)
-    if config.smoothing > 1:
-        pooled = F.max_pool1d(
-            combined.unsqueeze(0), config.smoothing, stride=1, padding=config.smoothing // 2
-        )
+    if smoothing > 1:
+        pooled = F.max_pool1d(combined.unsqueeze(0), smoothing, stride=1, padding=smoothing // 2)
         combined = pooled.squeeze(0).masked_fill(~allowed, -torch.inf)
     return combined
 

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from tsdoc.kernels.attention import chunk_attention, mass_by_position
+from tsdoc.kernels.election import Election, OwnElection, Race
 from tsdoc.kernels.index import IndexUse
 from tsdoc.kernels.kv import KVPiece
 from tsdoc.kernels.rope import RopeTable
@@ -25,8 +26,6 @@ from tsdoc.kernels.selection import (
     attended_positions,
     selection_query,
     token_queries,
-    top_indices,
-    votes,
 )
 
 SCORE_BYTES = 128 << 20  # scores held at a time
@@ -84,9 +83,10 @@ class TorchBackend:
 
     save_ahead = 0
 
-    def __init__(self, *, num_kv_heads: int) -> None:
+    def __init__(self, *, num_kv_heads: int, election: Election | None = None) -> None:
         self.device = torch.device("cpu")
         self._num_kv_heads = num_kv_heads
+        self._election = election
 
     def cache(
         self,
@@ -96,7 +96,14 @@ class TorchBackend:
         index: IndexUse | None = None,
     ) -> TorchCache:
         """See `Backend.cache`."""
-        return TorchCache(pieces, rope, config, num_kv_heads=self._num_kv_heads, index=index)
+        return TorchCache(
+            pieces,
+            rope,
+            config,
+            num_kv_heads=self._num_kv_heads,
+            index=index,
+            election=self._election,
+        )
 
 
 class TorchCache:
@@ -108,6 +115,7 @@ class TorchCache:
         config: Selection settings.
         num_kv_heads: Heads of K and V.
         index: Finds candidates, where it has something stored.
+        election: Turns scores into selections; by default all heads are here.
     """
 
     def __init__(
@@ -118,12 +126,14 @@ class TorchCache:
         *,
         num_kv_heads: int,
         index: IndexUse | None = None,
+        election: Election | None = None,
     ) -> None:
         self._pieces = list(pieces)
         self.rope = rope
         self._config = config
         self._index = index
         self._num_kv_heads = num_kv_heads
+        self._election = election or OwnElection(num_kv_heads)
         self._shared: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def load(self, end: int) -> None:
@@ -175,8 +185,9 @@ class TorchCache:
             part = scored[first : first + batch]
             first_key, last_key = _bounds([ranges[at] for at in part], allowed)
             logits = self._score(layer, queries[part], first_key, last_key)
-            for row, at in enumerate(part):
-                chosen[at] = self._choose(logits[:, row], first_key, ranges[at], allowed)
+            found = self._choose(logits, first_key, [ranges[at] for at in part], allowed)
+            for at, indices in zip(part, found, strict=True):
+                chosen[at] = indices
         return [c for c in chosen if c is not None]
 
     def soft_votes(self, layer: int, q: torch.Tensor, start: int, end: int) -> torch.Tensor:
@@ -187,8 +198,9 @@ class TorchCache:
         batch = max(1, SCORE_BYTES // (4 * num_heads * (end - start)))
         for part in torch.split(queries, batch):
             logits = self._score(layer, part, start, end)
-            total += torch.softmax(logits, dim=-1).sum(dim=(0, 1, 2))
-        return total / (num_tokens * num_heads)
+            shares = torch.softmax(logits, dim=-1).sum(dim=1)
+            total += self._election.real(shares.flatten(0, 1)).sum(dim=0)
+        return total / (num_tokens * self._election.num_heads(num_heads))
 
     def _score(self, layer: int, queries: torch.Tensor, start: int, end: int) -> torch.Tensor:
         """Scaled scores [num_kv_heads, num_queries, group, end - start] of keys [start, end)."""
@@ -210,22 +222,24 @@ class TorchCache:
         self,
         logits: torch.Tensor,
         start: int,
-        around: ChunkRange,
+        ranges: Sequence[ChunkRange],
         allowed: Sequence[tuple[int, int]] | None,
-    ) -> torch.Tensor:
-        """Votes and top-k of one chunk; `logits` [num_kv_heads, group, keys from `start` on]."""
-        end = min(around.local_start, start + logits.shape[-1])
-        scores = logits[..., : end - start].flatten(0, 1)
-        mask = allowed_mask(start, end, allowed)
-        count = self._config.top_k
-        if mask is not None:
-            scores = scores.masked_fill(~mask, -torch.inf)
-            count = min(count, int(mask.sum()))
-        if count == 0:
-            num_sets = self._num_kv_heads if self._config.sets == "per_kv_head" else 1
-            return torch.empty(num_sets, 0, dtype=torch.int64)
-        ballots = votes(scores, self._config, num_selected=count, num_kv_heads=self._num_kv_heads)
-        return torch.stack([top_indices(row, count) for row in ballots]) + start
+    ) -> list[torch.Tensor]:
+        """Votes and top-k of chunks.
+
+        Args:
+            logits: [num_kv_heads, num_chunks, group, keys from `start` on].
+            start: Position of the first key.
+            ranges: One per chunk.
+            allowed: Position ranges that may be selected.
+        """
+        races = []
+        for row, around in enumerate(ranges):
+            end = min(around.local_start, start + logits.shape[-1])
+            scores = logits[:, row, :, : end - start].flatten(0, 1)
+            mask = allowed_mask(start, end, allowed)
+            races.append(Race(scores=scores, start=start, mask=mask))
+        return self._election.hold(races, self._config)
 
     def attend_chunks(
         self,
@@ -270,6 +284,13 @@ class TorchCache:
         k, _ = self._gather_rotated(layer, selected, around, around.end)
         num_before = positions.shape[1]
         heads = self.rope.rotate(q.float().transpose(0, 1), slice(num_before, k.shape[1]))
+        real = self._election.real
+        if real(heads) is not heads:  # heads that have no say: one K, and one set, per head
+            group = heads.shape[0] // k.shape[0]
+            k = real(k.repeat_interleave(group, dim=0))
+            positions = positions.expand(self._num_kv_heads, -1)
+            positions = real(positions.repeat_interleave(group, dim=0))
+            heads = real(heads)
         return mass_by_position(heads, k, positions, around.start)
 
     def open_window(self, layer: int, selected: torch.Tensor, around: ChunkRange) -> TorchWindow:

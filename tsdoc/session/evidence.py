@@ -60,7 +60,7 @@ class EvidenceFinder:
         if self._neutral is None:
             start = len(self.prompt.ids)
             cache = engine.cache([*pieces, self.make_piece(start, len(self.neutral_ids))])
-            cache.load(start)
+            engine.runner.load(cache, start)
             self._neutral = neutral_votes(
                 engine.runner,
                 cache,
@@ -69,7 +69,7 @@ class EvidenceFinder:
                 document,
                 question_chunk_size=chunk_size,
             )
-            cache.load(start)  # the next question begins where this one did
+            engine.runner.load(cache, start)  # the next question begins where this one did
         return find_evidence(
             looked.evidence(self._neutral).numpy(),
             looked.attention.numpy(),

@@ -80,6 +80,11 @@ class Segment:
         """K (`KEYS`) or V (`VALUES`) of a layer, [capacity, num_kv_heads, head_dim]."""
         return self._regions[2 * layer + kind]
 
+    @property
+    def inode(self) -> int:
+        """Of the file that is mapped."""
+        return os.fstat(self._fd).st_ino
+
     def flush(self) -> None:
         """Writes what was changed through the mapping to disk.
 

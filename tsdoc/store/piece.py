@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from tsdoc.kernels.kv import KEYS, VALUES, KVArray
+from tsdoc.kernels.kv import KEYS, VALUES, KVArray, KVFile
 from tsdoc.store.journal import first_page
 from tsdoc.store.key import PAGE_SIZE
 from tsdoc.store.pages import Segment
@@ -25,6 +25,24 @@ class SegmentPiece:
     def content(self) -> object:
         """See `KVPiece.content`: a segment's committed pages never change."""
         return self.segment.info.segment_id
+
+    @property
+    def file(self) -> KVFile:
+        """See `KVPiece.file`."""
+        segment, shape = self.segment, self.segment.info.shape
+        return KVFile(
+            path=str(segment.path),
+            inode=segment.inode,
+            content=segment.info.segment_id,
+            start=self.start,
+            capacity=self.capacity,
+            num_layers=shape.num_layers,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            kv_dtype=shape.kv_dtype,
+            region_bytes=segment.info.region_bytes,
+            writable=bool(segment.rows(0, KEYS).flags.writeable),
+        )
 
     def keys(self, layer: int) -> KVArray:
         """See `KVPiece.keys`."""

@@ -1,0 +1,143 @@
+"""Several ranks, as threads, equal one: prefill, questions, decode, evidence."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from tests.engine.test_small_budget import SMALL, VARIANTS
+from tests.thread_ranks import run_ranks
+from tests.tiny_models import make_config, make_engine, make_oracle, memory_piece, token_ids
+from tsdoc.engine.decoder import Decoder
+from tsdoc.engine.engine import Engine
+from tsdoc.engine.evidence import look
+from tsdoc.engine.generate import GenerationConfig
+from tsdoc.engine.sharding import shard_model
+from tsdoc.engine.team import Team
+from tsdoc.errors import UsageError
+from tsdoc.kernels.kv import MemoryPiece
+from tsdoc.kernels.ranks import Mesh, SoloRanks
+from tsdoc.kernels.selection import SelectionConfig
+from tsdoc.kernels.sharded_cache import ShardedBackend
+
+PROMPT, QUESTION, ROOM, NEW = 150, 12, 40, 8
+HEADS = {"6/2": (6, 2), "9/3": (9, 3), "14/2": (14, 2), "5/5": (5, 5)}
+
+
+@dataclass
+class Outcome:
+    tokens: list[int]
+    logits: torch.Tensor
+    votes: torch.Tensor
+    attention: torch.Tensor
+    hits: int
+
+
+def sharded_engine(
+    oracle: transformers.PreTrainedModel, selection: SelectionConfig, mesh: Mesh
+) -> Engine:
+    shard = shard_model(make_config(oracle), mesh.tensor)
+    weights = shard.weights(oracle.state_dict())
+    return Engine(
+        Decoder(shard.config, weights, torch.float32, shard.split),
+        selection,
+        max_tokens=4096,
+        question_chunk_size=selection.chunk_size,
+        backend=ShardedBackend(shard.heads, mesh),
+        team=Team(mesh=mesh),
+    )
+
+
+def answer(engine: Engine, pieces: list[MemoryPiece], ids: np.ndarray) -> Outcome:
+    """Prefills, asks, answers greedily, looks where it came from; the same on every rank."""
+    engine.prefill(pieces, ids[:PROMPT], 0, prefill_block=64, on_block=lambda end: None)
+    config = GenerationConfig(
+        max_new_tokens=NEW,
+        stop_ids=frozenset(),
+        question_chunk_size=8,
+        theta=0.9,
+        keep_queries=True,
+    )
+    generation = engine.generate(pieces, ids[PROMPT:].tolist(), PROMPT, config)
+    tokens = list(generation)
+    assert generation.log is not None
+    seen = look(engine.runner, generation.cache, generation.log, (6, PROMPT), question_chunk_size=8)
+    at = PROMPT + QUESTION
+    logits = engine.runner.run_chunks(
+        engine.cache(pieces), torch.tensor([7, 8, 9]), at, [(at, at + 3)], need_logits=True
+    )
+    assert logits is not None
+    return Outcome(tokens, logits, seen.votes, seen.attention, generation.reuse.num_hits)
+
+
+def pieces_of(engine: Engine) -> list[MemoryPiece]:
+    return [memory_piece(engine, PROMPT), memory_piece(engine, ROOM, start=PROMPT)]
+
+
+def compare(
+    oracle: transformers.PreTrainedModel,
+    selection: SelectionConfig,
+    tensor: int,
+    sequence: int = 1,
+) -> None:
+    single = make_engine(oracle, selection, question_chunk_size=selection.chunk_size)
+    ids = token_ids(PROMPT + QUESTION, seed=4)
+    reference, shared = pieces_of(single), pieces_of(single)
+    expected = answer(single, reference, ids)
+    outcomes = run_ranks(
+        tensor, sequence, lambda mesh: answer(sharded_engine(oracle, selection, mesh), shared, ids)
+    )
+    for found in outcomes:
+        assert found.tokens == expected.tokens
+        assert found.hits == expected.hits
+        assert (found.logits - expected.logits).abs().max() <= 1e-3
+        torch.testing.assert_close(found.votes, expected.votes, rtol=1e-3, atol=1e-6)
+        torch.testing.assert_close(found.attention, expected.attention, rtol=1e-3, atol=1e-6)
+    for one, other in zip(reference, shared, strict=True):
+        for layer in range(3):
+            np.testing.assert_allclose(other.keys(layer), one.keys(layer), atol=1e-4)
+            np.testing.assert_allclose(other.values(layer), one.values(layer), atol=1e-4)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_two_ranks_equal_one(name: str) -> None:
+    compare(make_oracle("qwen2", seed=3), VARIANTS[name], 2)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("heads", HEADS)
+def test_heads_are_split_evenly_or_not(heads: str, ranks: int) -> None:
+    queries, keys = HEADS[heads]
+    oracle = make_oracle("qwen2", seed=5, num_attention_heads=queries, num_key_value_heads=keys)
+    compare(oracle, SMALL, ranks)
+
+
+@pytest.mark.parametrize("name", ["per_kv_head", "head_vote_per_kv_head", "topk", "smoothing"])
+def test_groups_that_are_cut_vote_as_one(name: str) -> None:
+    oracle = make_oracle("qwen3", seed=6, num_attention_heads=9, num_key_value_heads=3)
+    compare(oracle, VARIANTS[name], 2)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen3"])
+def test_every_family(family: str) -> None:
+    compare(make_oracle(family, rope="yarn", seed=7), SMALL, 3)
+
+
+def test_everything_fits_the_budget() -> None:
+    compare(make_oracle("llama", seed=7), dataclasses.replace(SMALL, top_k=3000), 2)
+
+
+def test_tied_embeddings_and_a_vocabulary_that_does_not_divide() -> None:
+    compare(make_oracle("llama", seed=8, tie_word_embeddings=True), SMALL, 4)
+
+
+def test_more_ranks_than_query_heads_are_refused() -> None:
+    ranks = SoloRanks()
+    ranks.size = 7
+    with pytest.raises(UsageError, match="6 query heads cannot be split over 7 ranks"):
+        shard_model(make_config(make_oracle("llama")), ranks)

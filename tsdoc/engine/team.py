@@ -1,0 +1,66 @@
+"""Ranks that compute together: one leads, the others repeat what it does on their shards.
+
+The leader runs sessions and commands as if it were alone. Every operation of a `Runner` is
+announced before it begins, and the followers run the same one: each with its shard of the weights
+and of K and V, meeting the others in collectives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Protocol
+
+from tsdoc.kernels.interface import DeviceCache
+from tsdoc.kernels.kv import KVPiece
+from tsdoc.kernels.ranks import SOLO, Mesh
+
+
+class Followers(Protocol):
+    """The other ranks, as the leader sees them."""
+
+    def together(self, operation: str, /, **arguments: object) -> AbstractContextManager[None]:
+        """Announces an operation; entered while the leader runs its part of it.
+
+        An error within means that the ranks are no longer at the same place; they start anew for
+        the next operation.
+
+        Args:
+            operation: Name of the operation.
+            arguments: Numbers, ids, ranges, and objects that `make` knows or that are made alike
+                on every rank.
+        """
+
+    def know(self, cache: DeviceCache, pieces: Sequence[KVPiece]) -> None:
+        """Remembers over which pieces a cache is, so that the others can make theirs."""
+
+
+class Nobody:
+    """See `Followers`: there are none."""
+
+    def together(self, operation: str, /, **arguments: object) -> AbstractContextManager[None]:
+        """See `Followers.together`."""
+        return nullcontext()
+
+    def know(self, cache: DeviceCache, pieces: Sequence[KVPiece]) -> None:
+        """See `Followers.know`."""
+
+
+NOBODY = Nobody()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Team:
+    """The ranks that an engine is one of.
+
+    Attributes:
+        mesh: All of them.
+        followers: Those that this rank leads.
+    """
+
+    mesh: Mesh = SOLO
+    followers: Followers = NOBODY
+
+
+ALONE = Team()

@@ -1,0 +1,74 @@
+"""What a decoder that holds only a shard of the weights exchanges with the other ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from tsdoc.kernels.ranks import Ranks, SoloRanks
+
+Add = Callable[[torch.Tensor, torch.Tensor], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TensorSplit:
+    """A rank's place among those that share the weights.
+
+    The vocabulary is cut into ranges of equal length, the last ones filled up with rows of zeros.
+
+    Attributes:
+        ranks: Those that share the weights.
+        vocab_size: Tokens of the model; None where the vocabulary is not cut.
+    """
+
+    ranks: Ranks
+    vocab_size: int | None = None
+
+    def embed(self, ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        """Rows of the whole embedding; `table` [vocab_shard, hidden_size] is this rank's part."""
+        if self.vocab_size is None:
+            return F.embedding(ids, table)
+        local = ids - self.ranks.rank * table.shape[0]
+        inside = (local >= 0) & (local < table.shape[0])
+        rows = F.embedding(local.clamp(0, table.shape[0] - 1), table)
+        return self.ranks.sum(rows.masked_fill_(~inside.unsqueeze(1), 0.0))
+
+    def join(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits of the whole vocabulary from this rank's [num_tokens, vocab_shard]."""
+        if self.vocab_size is None:
+            return logits
+        parts = self.ranks.gather(logits)
+        return parts.transpose(0, 1).flatten(1)[:, : self.vocab_size]
+
+    def sum(self, product: torch.Tensor) -> torch.Tensor:
+        """The whole of a product of which each rank has computed a part, in place."""
+        return self.ranks.sum(product)
+
+    @contextmanager
+    def adding(self) -> Iterator[Add]:
+        """Gives what adds a product, summed over all ranks, to rows of hidden states.
+
+        The sum of one product goes on while the next one is computed; all are done at the end.
+        """
+        pending: list[tuple[torch.Tensor, Callable[[], torch.Tensor]]] = []
+
+        def finish() -> None:
+            rows, wait = pending.pop()
+            rows += wait()
+
+        def add(rows: torch.Tensor, product: torch.Tensor) -> None:
+            wait = self.ranks.start_sum(product)
+            if pending:
+                finish()
+            pending.append((rows, wait))
+
+        yield add
+        if pending:
+            finish()
+
+
+UNSPLIT = TensorSplit(ranks=SoloRanks())

@@ -1,0 +1,172 @@
+"""From scores to selected positions: votes of the heads that are here, or of all ranks' heads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from tsdoc.kernels.ranks import Ranks
+from tsdoc.kernels.selection import (
+    SelectionConfig,
+    cast_votes,
+    settle_votes,
+    top_indices,
+    votes,
+)
+from tsdoc.kernels.shards import HeadShard
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Race:
+    """The candidates of one chunk.
+
+    Attributes:
+        scores: [num_qo_heads, num_candidates] float32, scaled.
+        start: Position of the first candidate.
+        mask: [num_candidates] bool, which may be selected; None is all.
+    """
+
+    scores: torch.Tensor
+    start: int
+    mask: torch.Tensor | None
+
+    def count(self, top_k: int) -> int:
+        """How many are selected."""
+        most = self.scores.shape[1] if self.mask is None else int(self.mask.sum())
+        return min(top_k, most)
+
+    def masked_scores(self) -> torch.Tensor:
+        """Scores with -inf for what may not be selected."""
+        if self.mask is None:
+            return self.scores
+        return self.scores.masked_fill(~self.mask, -torch.inf)
+
+
+class Election(Protocol):
+    """How scores become selections."""
+
+    def hold(self, races: Sequence[Race], config: SelectionConfig) -> list[torch.Tensor]:
+        """Returns, per race, positions [num_sets, num_selected], ascending."""
+
+    def real(self, scores: torch.Tensor) -> torch.Tensor:
+        """Leaves the heads [num_heads, …] that have a say."""
+
+    def num_heads(self, padded: int) -> int:
+        """How many of `padded` heads have a say."""
+
+
+class OwnElection:
+    """See `Election`: all heads are here.
+
+    Args:
+        num_kv_heads: Heads of K and V.
+    """
+
+    def __init__(self, num_kv_heads: int) -> None:
+        self._num_kv_heads = num_kv_heads
+
+    def hold(self, races: Sequence[Race], config: SelectionConfig) -> list[torch.Tensor]:
+        """See `Election.hold`."""
+        return [self._hold(race, config) for race in races]
+
+    def _hold(self, race: Race, config: SelectionConfig) -> torch.Tensor:
+        num_sets = self._num_kv_heads if config.sets == "per_kv_head" else 1
+        count = race.count(config.top_k)
+        if count == 0:
+            return torch.empty(num_sets, 0, dtype=torch.int64)
+        scores = race.masked_scores()
+        ballots = votes(scores, config, num_selected=count, num_kv_heads=self._num_kv_heads)
+        return torch.stack([top_indices(row, count) for row in ballots]) + race.start
+
+    def real(self, scores: torch.Tensor) -> torch.Tensor:
+        """See `Election.real`."""
+        return scores
+
+    def num_heads(self, padded: int) -> int:
+        """See `Election.num_heads`."""
+        return padded
+
+
+class JointElection:
+    """See `Election`: every rank has some of the heads, and rank 0 decides for all.
+
+    Votes are added up over all ranks before the top-k, each query head's once; rank 0's indices
+    are every rank's, so that rounding can never make ranks disagree.
+
+    Args:
+        shard: The heads of this rank.
+        ranks: Those that vote together.
+    """
+
+    def __init__(self, shard: HeadShard, ranks: Ranks) -> None:
+        self._shard = shard
+        self._ranks = ranks
+
+    def hold(self, races: Sequence[Race], config: SelectionConfig) -> list[torch.Tensor]:
+        """See `Election.hold`; one sum and one message for all races together."""
+        counts = [race.count(config.top_k) for race in races]
+        running = [(race, count) for race, count in zip(races, counts, strict=True) if count]
+        num_sets = self._num_sets(config)
+        chosen = torch.empty(num_sets * sum(counts), dtype=torch.int64)
+        if running:
+            self._decide(running, config, chosen)
+        own = slice(*self._shard.kv) if num_sets > 1 else slice(None)
+        parts = torch.split(chosen, [num_sets * count for count in counts])
+        return [part.view(num_sets, count)[own] for part, count in zip(parts, counts, strict=True)]
+
+    def _decide(
+        self,
+        running: Sequence[tuple[Race, int]],
+        config: SelectionConfig,
+        chosen: torch.Tensor,
+    ) -> None:
+        """Fills `chosen` with the positions of one race after the other."""
+        cast = [self._cast(race, count, config) for race, count in running]
+        joint = torch.cat([ballots.flatten() for ballots in cast])
+        self._ranks.sum_at_first(joint)
+        if self._ranks.rank == 0:
+            sums = torch.split(joint, [ballots.numel() for ballots in cast])
+            settled = [
+                _settle(total.view(ballots.shape), race, count, config.smoothing).flatten()
+                for total, ballots, (race, count) in zip(sums, cast, running, strict=True)
+            ]
+            torch.cat(settled, out=chosen)
+        self._ranks.from_first(chosen)
+
+    def _num_sets(self, config: SelectionConfig) -> int:
+        shard = self._shard
+        return shard.num_qo_heads // shard.group if config.sets == "per_kv_head" else 1
+
+    def _cast(self, race: Race, count: int, config: SelectionConfig) -> torch.Tensor:
+        """Votes [num_sets of the model, num_candidates] of this rank's heads."""
+        return cast_votes(
+            self.real(race.masked_scores()),
+            config,
+            num_selected=count,
+            num_heads=self._shard.num_qo_heads,
+            add_up=lambda x: self._add_up(x, self._num_sets(config)),
+        )
+
+    def _add_up(self, x: torch.Tensor, num_sets: int) -> torch.Tensor:
+        if num_sets == 1:
+            return x.sum(dim=0, keepdim=True)
+        sets = torch.tensor([kv + self._shard.kv[0] for kv in self._shard.kv_of_head])
+        return x.new_zeros(num_sets, x.shape[1]).index_add_(0, sets, x)
+
+    def real(self, scores: torch.Tensor) -> torch.Tensor:
+        """See `Election.real`."""
+        return self._shard.real(scores, 0)
+
+    def num_heads(self, padded: int) -> int:
+        """See `Election.num_heads`."""
+        return self._shard.num_heads
+
+
+def _settle(total: torch.Tensor, race: Race, count: int, smoothing: int) -> torch.Tensor:
+    everything = torch.ones(total.shape[1], dtype=torch.bool)
+    allowed = everything if race.mask is None else race.mask
+    decided = settle_votes(total, allowed, smoothing)
+    return torch.stack([top_indices(row, count) for row in decided]) + race.start

@@ -1,0 +1,215 @@
+"""Ranks: the processes that compute one answer together, and what they say to each other.
+
+`SoloRanks` is a group of one, which does nothing; `TorchRanks` is a process group of torch's, gloo
+on CPUs and NCCL on GPUs. Every rank of a group makes the same calls in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from tsdoc.errors import RankError
+
+FOREVER = timedelta(days=365)  # ranks wait for the next question as long as it takes
+
+
+class Ranks(Protocol):
+    """A group of processes.
+
+    Attributes:
+        rank: This process, from 0.
+        size: How many there are.
+    """
+
+    rank: int
+    size: int
+
+    def start_sum(self, x: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Begins to add up `x` over all ranks, in place; the result is called for its end.
+
+        Returns:
+            Waits, and returns the sum: the same bits on every rank.
+        """
+
+    def sum(self, x: torch.Tensor) -> torch.Tensor:
+        """Adds up `x` over all ranks, in place, and returns it: the same bits on every rank."""
+
+    def sum_at_first(self, x: torch.Tensor) -> None:
+        """Adds up `x` over all ranks, in place on rank 0; elsewhere it is left in any state."""
+
+    def from_first(self, x: torch.Tensor) -> None:
+        """Gives `x` of rank 0 to all ranks, in place."""
+
+    def gather(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns [size, *x.shape], what all ranks have, in the order of ranks."""
+
+    def wait(self) -> None:
+        """Returns once every rank has come here."""
+
+
+class SoloRanks:
+    """A group of one."""
+
+    rank = 0
+    size = 1
+
+    def start_sum(self, x: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """See `Ranks.start_sum`."""
+        return lambda: x
+
+    def sum(self, x: torch.Tensor) -> torch.Tensor:
+        """See `Ranks.sum`."""
+        return x
+
+    def sum_at_first(self, x: torch.Tensor) -> None:
+        """See `Ranks.sum_at_first`."""
+
+    def from_first(self, x: torch.Tensor) -> None:
+        """See `Ranks.from_first`."""
+
+    def gather(self, x: torch.Tensor) -> torch.Tensor:
+        """See `Ranks.gather`."""
+        return x.unsqueeze(0)
+
+    def wait(self) -> None:
+        """See `Ranks.wait`."""
+
+
+class TorchRanks:
+    """See `Ranks`: a process group.
+
+    Args:
+        group: Gloo for tensors in memory, NCCL for those on a GPU.
+        rank: This process.
+        size: How many there are.
+    """
+
+    def __init__(self, group: Any, rank: int, size: int) -> None:
+        self._group = group
+        self.rank = rank
+        self.size = size
+
+    def start_sum(self, x: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """See `Ranks.start_sum`; on a CPU, small types are added up in float32."""
+        wide = x.float() if x.itemsize == 2 and not x.is_cuda else x.contiguous()
+        wait = self._start(lambda: self._group.allreduce([wide]))
+
+        def finish() -> torch.Tensor:
+            wait()
+            return x if wide is x else x.copy_(wide)
+
+        return finish
+
+    def sum(self, x: torch.Tensor) -> torch.Tensor:
+        """See `Ranks.sum`."""
+        return self.start_sum(x)()
+
+    def sum_at_first(self, x: torch.Tensor) -> None:
+        """See `Ranks.sum_at_first`."""
+        options = dist.ReduceOptions()
+        options.rootRank = 0
+        self._start(lambda: self._group.reduce([x], options))()
+
+    def from_first(self, x: torch.Tensor) -> None:
+        """See `Ranks.from_first`."""
+        self._start(lambda: self._group.broadcast([x]))()
+
+    def gather(self, x: torch.Tensor) -> torch.Tensor:
+        """See `Ranks.gather`."""
+        out = x.new_empty(self.size, *x.shape)
+        self._start(lambda: self._group.allgather([list(out)], [x.contiguous()]))()
+        return out
+
+    def wait(self) -> None:
+        """See `Ranks.wait`."""
+        self._start(self._group.barrier)()
+
+    def _start(self, begin: Callable[[], Any]) -> Callable[[], None]:
+        try:
+            work = begin()
+        except RuntimeError as error:
+            raise lost(error) from error
+
+        def wait() -> None:
+            try:
+                work.wait()
+            except RuntimeError as error:
+                raise lost(error) from error
+
+        return wait
+
+
+def lost(error: RuntimeError) -> RankError:
+    """What becomes of a process group's complaint: all but always, another rank has ended."""
+    return RankError(f"a rank cannot be reached ({str(error).splitlines()[0][:120]})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mesh:
+    """Ranks on two axes: rank = sequence index · tensor degree + tensor index.
+
+    Attributes:
+        world: All ranks.
+        tensor: Those that hold other heads of the same tokens.
+        sequence: Those that hold other tokens of the same heads.
+    """
+
+    world: Ranks
+    tensor: Ranks
+    sequence: Ranks
+
+
+SOLO = Mesh(world=SoloRanks(), tensor=SoloRanks(), sequence=SoloRanks())
+"""The mesh of one rank."""
+
+
+def join_ranks(store: Store, rank: int, *, tensor: int, sequence: int, device: str) -> Mesh:
+    """Joins `tensor` · `sequence` ranks that share `store`; returns once all have come.
+
+    Args:
+        store: What they find each other by.
+        rank: This process.
+        tensor: Degree of the tensor axis.
+        sequence: Degree of the sequence axis.
+        device: "cpu" or "cuda"; on CUDA, the current device is used.
+
+    Raises:
+        RankError: the others cannot be reached.
+    """
+    row, column = divmod(rank, tensor)
+
+    def group(name: str, place: int, size: int) -> Ranks:
+        if size == 1:
+            return SoloRanks()
+        try:
+            made = _make_group(PrefixStore(name, store), place, size, device)
+        except RuntimeError as error:
+            raise lost(error) from error
+        return TorchRanks(made, place, size)
+
+    world = group("world", rank, tensor * sequence)
+    return Mesh(
+        world=world,
+        tensor=world if sequence == 1 else group(f"tensor {row}", column, tensor),
+        sequence=world if tensor == 1 else group(f"sequence {column}", row, sequence),
+    )
+
+
+def _make_group(store: Store, rank: int, size: int, device: str) -> Any:
+    if device == "cuda":
+        nccl = dist.ProcessGroupNCCL.Options()
+        nccl._timeout = FOREVER
+        return dist.ProcessGroupNCCL(store, rank, size, nccl)
+    gloo: Any = dist.ProcessGroupGloo  # torch declares few of its members
+    options = gloo._Options()
+    # Only this machine: nothing listens on other interfaces.
+    options._devices = [gloo.create_device(hostname="127.0.0.1")]
+    options._timeout = FOREVER
+    return gloo(store, rank, size, options)

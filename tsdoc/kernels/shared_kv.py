@@ -1,0 +1,215 @@
+"""K and V in memory that several processes of one machine map, and one rank's heads of them."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tsdoc.errors import ResourceError
+from tsdoc.kernels.kv import KEYS, KV_DTYPES, KVArray, KVFile, KVPiece
+
+
+class FilePiece:
+    """See `KVPiece`: K and V in a file that another process keeps, and checks.
+
+    Args:
+        file: Where they are.
+
+    Raises:
+        ResourceError: it is not there (any more).
+    """
+
+    on_host = True
+
+    def __init__(self, file: KVFile) -> None:
+        self.file = file
+        self.start = file.start
+        self.capacity = file.capacity
+        self._map = _map(file)
+
+    @property
+    def content(self) -> object:
+        """See `KVPiece.content`."""
+        return self.file.content
+
+    def _rows(self, layer: int, kind: int) -> KVArray:
+        file = self.file
+        dtype: Any = KV_DTYPES[file.kv_dtype]
+        count = self.capacity * file.num_kv_heads * file.head_dim
+        flat: KVArray = np.frombuffer(
+            self._map, dtype, count, (2 * layer + kind) * file.region_bytes
+        )
+        return flat.reshape(-1, file.num_kv_heads, file.head_dim)
+
+    def keys(self, layer: int) -> KVArray:
+        """See `KVPiece.keys`."""
+        return self._rows(layer, 0)
+
+    def values(self, layer: int) -> KVArray:
+        """See `KVPiece.values`."""
+        return self._rows(layer, 1)
+
+    def read(self, layer: int, kind: int, start: int, out: KVArray) -> None:
+        """See `KVPiece.read`."""
+        first = start - self.start
+        np.copyto(out, self._rows(layer, kind)[first : first + len(out)])
+
+    def write(self, layer: int, kind: int, start: int, rows: KVArray) -> None:
+        """See `KVPiece.write`."""
+        first = start - self.start
+        self._rows(layer, kind)[first : first + len(rows)] = rows
+
+    def check_keys(self, layer: int, start: int, end: int) -> None:
+        """Left to the process that keeps them, which uses the same pages in the same step."""
+
+    def check_values(self, layer: int, positions: npt.NDArray[np.int64]) -> None:
+        """As `check_keys`."""
+
+
+class SharedPiece(FilePiece):
+    """See `KVPiece`: memory that other processes of this machine can map; it has no name.
+
+    Args:
+        start: Position in the prompt of the first token.
+        capacity: Number of tokens there is room for.
+        num_layers: Layers of the model.
+        num_kv_heads: Heads of K and V.
+        head_dim: Numbers per head.
+        kv_dtype: "bfloat16" or "float32".
+
+    Raises:
+        ResourceError: there is no such memory.
+    """
+
+    def __init__(
+        self,
+        *,
+        start: int,
+        capacity: int,
+        num_layers: int,
+        num_kv_heads: int,
+        head_dim: int,
+        kv_dtype: str,
+    ) -> None:
+        row_bytes = num_kv_heads * head_dim * np.dtype(KV_DTYPES[kv_dtype]).itemsize
+        region = -(-capacity * row_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        try:
+            self._fd = os.memfd_create("tsdoc-kv")  # gone with the last process that maps it
+            os.ftruncate(self._fd, 2 * num_layers * region)
+        except OSError as error:
+            raise ResourceError(f"no memory to share ({error.strerror})") from error
+        inode = os.fstat(self._fd).st_ino
+        file = KVFile(
+            path=f"/proc/{os.getpid()}/fd/{self._fd}",
+            inode=inode,
+            content=f"memory {os.getpid()} {inode}",
+            start=start,
+            capacity=capacity,
+            num_layers=num_layers,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            kv_dtype=kv_dtype,
+            region_bytes=region,
+            writable=True,
+        )
+        super().__init__(file)
+
+    def __del__(self) -> None:
+        fd, self._fd = getattr(self, "_fd", -1), -1
+        if fd >= 0:
+            os.close(fd)
+
+    def shorten(self, capacity: int) -> None:
+        """Gives up the room behind the first `capacity` tokens, so that a piece can follow."""
+        self.capacity = capacity
+        self.file = replace(self.file, capacity=capacity)
+
+
+def _map(file: KVFile) -> mmap.mmap:
+    num_bytes = 2 * file.num_layers * file.region_bytes
+    flags = os.O_RDWR if file.writable else os.O_RDONLY
+    try:
+        fd = os.open(file.path, flags | os.O_CLOEXEC)
+        try:
+            if os.fstat(fd).st_ino != file.inode:
+                raise ResourceError("is another file meanwhile", where=file.path)
+            access = mmap.ACCESS_WRITE if file.writable else mmap.ACCESS_READ
+            return mmap.mmap(fd, num_bytes, access=access)
+        finally:
+            os.close(fd)
+    except (OSError, ValueError) as error:
+        raise ResourceError(f"cannot be mapped ({error})", where=file.path) from error
+
+
+class HeadPiece:
+    """See `KVPiece`: the KV heads of one rank, in a piece that holds those of all.
+
+    Args:
+        whole: The piece; its memory is shared with the other ranks, or on a device.
+        heads: The KV heads [first, last).
+    """
+
+    def __init__(self, whole: KVPiece, heads: tuple[int, int]) -> None:
+        self._whole = whole
+        self._heads = slice(*heads)
+
+    @property
+    def start(self) -> int:
+        """See `KVPiece.start`."""
+        return self._whole.start
+
+    @property
+    def capacity(self) -> int:
+        """See `KVPiece.capacity`."""
+        return self._whole.capacity
+
+    @property
+    def on_host(self) -> bool:
+        """See `KVPiece.on_host`."""
+        return self._whole.on_host
+
+    @property
+    def content(self) -> object:
+        """See `KVPiece.content`."""
+        return self._whole.content
+
+    @property
+    def file(self) -> KVFile | None:
+        """See `KVPiece.file`: that of all heads."""
+        return self._whole.file
+
+    def keys(self, layer: int) -> KVArray:
+        """See `KVPiece.keys`."""
+        return self._whole.keys(layer)[:, self._heads]
+
+    def values(self, layer: int) -> KVArray:
+        """See `KVPiece.values`."""
+        return self._whole.values(layer)[:, self._heads]
+
+    def read(self, layer: int, kind: int, start: int, out: KVArray) -> None:
+        """See `KVPiece.read`; whole pages are read, since checksums are of all heads."""
+        one = self._whole.keys(layer)
+        rows = np.empty((len(out), *one.shape[1:]), dtype=one.dtype)
+        self._whole.read(layer, kind, start, rows)
+        np.copyto(out, rows[:, self._heads])
+
+    def write(self, layer: int, kind: int, start: int, rows: KVArray) -> None:
+        """See `KVPiece.write`."""
+        whole = self._whole
+        whole.check_keys(layer, start, start + len(rows))  # that the room is still there
+        room = whole.keys(layer) if kind == KEYS else whole.values(layer)
+        first = start - whole.start
+        room[first : first + len(rows), self._heads] = rows
+
+    def check_keys(self, layer: int, start: int, end: int) -> None:
+        """See `KVPiece.check_keys`."""
+        self._whole.check_keys(layer, start, end)
+
+    def check_values(self, layer: int, positions: npt.NDArray[np.int64]) -> None:
+        """See `KVPiece.check_values`."""
+        self._whole.check_values(layer, positions)
