@@ -131,6 +131,21 @@ def test_a_sentence_of_other_words_has_no_place(anchors: Anchors, sentence: str)
     assert anchors.find(sentence) is None
 
 
+def test_a_heading_is_no_place(session: Session) -> None:
+    text = chapter("Barrels").replace("Barrels line", "Line")
+    document = make_document(
+        Section(
+            file=0, titles=("Barrels", "Part Seven"), text=f"## Part Seven\n\n{text}", first_line=1
+        )
+    )
+    prompt = build_prompt(document, session.tokenizer, session.template, tree_tokens=0)
+    anchors = Anchors(document, prompt.map, (0, 1))
+    place = anchors.find("In Part Seven of Barrels, the harbour below the cliff is frozen.")
+    assert place is not None
+    assert place.line == 33
+    assert anchors.nearest("In Part Seven") is None
+
+
 def test_a_text_that_is_close_to_nothing_has_a_nearest_place(anchors: Anchors) -> None:
     loose = "She was so glad that her friend, of whom Udo had spoken, would wed him in the end."
     assert anchors.find(loose) is None

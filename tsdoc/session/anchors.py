@@ -1,7 +1,8 @@
 """Where a document says what a sentence says: the place that shares most of its rarer words.
 
 A citation from here is found by comparing words, whatever the model looked at. A sentence without
-one shares too little with the text: it may be a paraphrase, or made up.
+one shares too little with the text: it may be a paraphrase, or made up. Headings say nothing: a
+sentence that begins "In chapter 3" has found nothing when it has found that heading.
 """
 
 from __future__ import annotations
@@ -45,11 +46,12 @@ class Anchors:
         self._words: dict[int, list[tuple[str, int]]] = {}
         self._windows: list[_Window] = []
         self._holders: dict[str, list[int]] = defaultdict(list)
+        self._titles: set[str] = set()
         for number in range(*sections):
-            words = [
-                (_stem(match.group()), match.start())
-                for match in _WORD.finditer(document.sections[number].text)
-            ]
+            section = document.sections[number]
+            titles = {word for title in section.titles for word, _ in _words_of(title, 0)}
+            self._titles |= titles
+            words = _words_of(section.text, _heading_end(section.text, titles))
             self._words[number] = words
             for first in range(0, max(len(words) - WINDOW + STEP, min(1, len(words))), STEP):
                 window = _Window(number, first, min(first + WINDOW, len(words)))
@@ -92,8 +94,10 @@ class Anchors:
         """How much each word of a sentence tells: nothing when half the windows hold it."""
         total = len(self._windows)
         weights = {}
-        for word in {_stem(match.group()) for match in _WORD.finditer(sentence)}:
+        for word in {word for word, _ in _words_of(sentence, 0)}:
             holders = len(self._holders.get(word, ()))
+            if holders == 0 and word in self._titles:
+                continue
             if 2 * holders <= total or total < 4:
                 weights[word] = math.log((total + 1) / (holders + 0.5))
         return weights
@@ -102,6 +106,22 @@ class Anchors:
         """Character of the window's word that tells most."""
         words = self._words[window.section][window.first : window.last]
         return max(words, key=lambda word: weights.get(word[0], 0.0))[1]
+
+
+def _words_of(text: str, start: int) -> list[tuple[str, int]]:
+    """The words from character `start` on, without endings, and where they begin."""
+    return [(_stem(match.group()), match.start()) for match in _WORD.finditer(text, start)]
+
+
+def _heading_end(text: str, titles: set[str]) -> int:
+    """Where a section goes on behind the lines at its start that only repeat its titles."""
+    end = 0
+    while end < len(text):
+        line_end = text.find("\n", end) + 1 or len(text)
+        if any(word not in titles for word, _ in _words_of(text[end:line_end], 0)):
+            break
+        end = line_end
+    return end
 
 
 def _stem(word: str) -> str:
