@@ -81,7 +81,7 @@ def main() -> None:
         prepared = session.prepare()
         assert prepared.computed_tokens == 0, "not in the store"
         prepared_s = time.perf_counter() - begun - opened_s
-        session._make_engine(len(session.prompt.ids) + 1000)  # load the weights
+        session._engines.make(len(session.prompt.ids) + 1000)  # load the weights
         from_disk, answers, cpu_s = [], [], []
         for _ in range(2):
             before, used = bytes_from_disk(), time.process_time()

@@ -120,6 +120,8 @@ class CorruptPageError(StoreError):
     code = "corrupt_page"
 
     def __init__(self, message: str, *, where: str, start: int, end: int) -> None:
-        super().__init__(message, where=where)
+        super().__init__(
+            message, where=where, hint=f"Tokens {start:,} to {end:,} have to be computed again."
+        )
         self.start = start
         self.end = end

@@ -24,6 +24,11 @@ def visible_line(text: str) -> str:
     return visible(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
+def format_count(number: int, name: str, plural: str | None = None) -> str:
+    """Returns "1 part" or "3 parts"; `plural` where it is no mere s."""
+    return f"1 {name}" if number == 1 else f"{number:,} {plural or f'{name}s'}"
+
+
 def format_bytes(num_bytes: int) -> str:
     """Returns a size as people read it: "512 B", "12.5 MB", "1.3 GB" (decimal units)."""
     for scale, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):

@@ -125,7 +125,9 @@ def test_the_page_has_a_heat_map_for_each_task_and_policy(
     cli: Cli, services: Evaluating, tmp_path: Path
 ) -> None:
     page = tmp_path / "page.html"
-    assert cli("eval", "--html", str(page)).code == 0
+    result = cli("eval", "--html", str(page))
+    assert result.code == 0
+    assert f"page written: {page}" in result.stderr
     text = page.read_text("utf-8")
     assert text.count('class="heat"') == 4
     assert "model &lt;b&gt;" in text

@@ -98,6 +98,17 @@ def test_pages_show_their_printed_label_and_range() -> None:
     assert "went to 3 of 900 pages" in text
 
 
+def test_lines_stay_readable_on_a_wide_terminal(
+    cli: Cli, services: FakeServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    services.evidence = make_evidence(
+        passages=(dataclasses.replace(make_evidence().passages[0], text="word " * 90),)
+    )
+    result = cli("ask", "a.txt", "Who?", terminal=True)
+    assert max(map(len, result.stdout.splitlines())) == 98
+
+
 def test_code_keeps_its_lines_and_long_prose_is_wrapped() -> None:
     passage = make_evidence().passages[0]
     code = dataclasses.replace(passage, text="    def f():\n        return 1")
@@ -140,7 +151,7 @@ def test_control_characters_in_a_passage_never_reach_the_terminal(
 def test_a_page_can_be_written(cli: Cli, tmp_path: Path) -> None:
     result = cli("ask", "a.txt", "Who?", "--html", "why.html")
     assert result.stdout == ANSWER
-    assert "wrote why.html" in result.stderr
+    assert "page written: why.html" in result.stderr
     page = (tmp_path / "why.html").read_text("utf-8")
     assert "The villain is Moriarty." in page
     assert '<a href="#a1p2"' in page

@@ -72,6 +72,12 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tsdoc.cli.summarize.time.perf_counter", Clock())
 
 
+def test_one_more_part_is_one(cli: Cli, services: FakeServices) -> None:
+    services.num_kept_parts = 1
+    result = cli("summarize", "a.txt", "--by", "section")
+    assert "1 more part, about" in result.stderr
+
+
 @pytest.mark.usefixtures("slow")
 def test_a_long_run_is_asked_about(cli: Cli, services: FakeServices) -> None:
     result = cli("summarize", "a.txt", "--by", "section", terminal=True, stdin="n\n")

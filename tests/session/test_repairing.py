@@ -34,10 +34,11 @@ def cold(start: Start, document: Path) -> str:
 def repair(home: Home, model_directory: Path) -> Callable[..., list[Repaired]]:
     """Repairs the whole store, with the right model or another."""
 
-    def run(source: str | None = None) -> list[Repaired]:
+    def run(source: str | None = None, *, reporter: Recorder | None = None) -> list[Repaired]:
         store = Store(home.store)
         settings = Settings(model=ModelSettings(source=source or str(model_directory)))
-        repairer = Repairer(settings=settings, home=home, store=store, reporter=Recorder())
+        recorder = reporter or Recorder()
+        repairer = Repairer(settings=settings, home=home, store=store, reporter=recorder)
         return [repairer.repair(info) for info in store.list()]
 
     return run
@@ -79,9 +80,16 @@ def test_damaged_blocks_become_what_they_were(
     path = find(home, "kv.bin")
     before = path.read_bytes()
     flip(path, 0, 1000 * 64)  # K of layer 0, tokens 0 and 1000
-    (found,) = repair()
+    reporter = Recorder()
+    (found,) = repair(reporter=reporter)
     assert found.problem is None
     assert (found.num_blocks, found.num_tokens) == (2, 512)
+    assert [message for _, _, message in reporter.warnings] == [
+        f"KV page {page} of layer 0 (K) does not match its checksum; "
+        f"computing tokens {256 * page:,} to {256 * page + 256:,} again"
+        for page in (0, 3)
+    ]
+    assert reporter.stages[-1] == "compute again"
     assert path.read_bytes() == before
     assert repair() == [Repaired()]
     assert answer(start, document) == cold

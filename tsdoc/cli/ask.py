@@ -22,7 +22,7 @@ from tsdoc.cli.evidence_page import answers_page
 from tsdoc.cli.options import Engine, Explaining, Model, Reading, Sampling, Sources, Tuning
 from tsdoc.cli.reporter import amount, duration
 from tsdoc.cli.run import Run
-from tsdoc.report import check_target, write_page
+from tsdoc.report import check_target
 
 PANEL = "Questions"
 
@@ -111,8 +111,7 @@ def ask(
     ) as session:
         answers = answer_all(run, session, request.questions, evidence=count)
         if page is not None:
-            write_page(Path(page), answers_page(session, answers))
-            run.reporter.note(f"wrote {page}")
+            run.write_page(Path(page), answers_page(session, answers))
         if run.output.json:
             run.answer(session_json(session, answers))
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tsdoc.cli.command import command
+from tsdoc.cli.entries import age, count, date, entry_json, find_entries, redo, status
 from tsdoc.cli.options import Model, Tuning
-from tsdoc.cli.reporter import amount, duration
+from tsdoc.cli.reporter import amount
 from tsdoc.cli.run import Run
 from tsdoc.errors import StoreError, UsageError
 
@@ -234,7 +234,7 @@ def verify_entry(run: Run, store: Store, entry: EntryInfo) -> dict[str, object]:
         finally:
             run.reporter.finish()
     for block in damaged:
-        message = f"tokens {block['start']}-{block['end']} are damaged; {REPAIR}"
+        message = f"tokens {block['start']:,} to {block['end']:,} are damaged; {REPAIR}"
         run.reporter.warn("damaged_block", str(block["where"]), message)
     if problem:
         run.reporter.warn("damaged_entry", entry.entry_id[:ID_SHOWN], f"{problem}; {REPAIR}")
@@ -279,29 +279,6 @@ def open_store(run: Run, *, max_bytes: int | None = None) -> Store:
     return run.services.open_store(run.services.home(), max_bytes=max_bytes, reporter=run.reporter)
 
 
-def find_entries(store: Store, prefixes: Sequence[str]) -> list[EntryInfo]:
-    """Returns the entries that ids, or beginnings of ids, name.
-
-    Raises:
-        StoreError: there is none.
-        UsageError: there are several.
-    """
-    entries = store.list()
-    found: dict[str, EntryInfo] = {}
-    for prefix in prefixes:
-        matches = [entry for entry in entries if entry.entry_id.startswith(prefix)]
-        if not matches or not prefix:
-            raise StoreError(
-                f"there is no entry {prefix!r}", hint="`tsdoc cache list` shows the ids."
-            )
-        if len(matches) > 1:
-            raise UsageError(
-                f"{len(matches)} entries begin with {prefix!r}", hint="Give more of it."
-            )
-        found[matches[0].entry_id] = matches[0]
-    return list(found.values())
-
-
 def remove_orphaned_records(run: Run, store: Store) -> None:
     """Removes the text that was read for entries which are gone."""
     kept = {str(entry.meta.get("record")) for entry in store.list()}
@@ -312,48 +289,3 @@ def confirm_all(run: Run, entries: Sequence[EntryInfo]) -> bool:
     """Asks before everything is removed."""
     size = amount(sum(entry.exclusive_bytes for entry in entries), "bytes")
     return run.reporter.confirm(f"Remove all {len(entries)} entries ({size} or more)?")
-
-
-def status(entry: EntryInfo) -> str:
-    """Returns the status in words, with how far an incomplete entry is."""
-    state: str = entry.status
-    if entry.status == "incomplete" and entry.num_tokens:
-        state = f"{100 * entry.committed_tokens // entry.num_tokens} % done"
-    return f"{state}, in use" if entry.in_use else state
-
-
-def count(entries: Sequence[EntryInfo]) -> str:
-    """Returns "1 entry" or "3 entries"."""
-    return "1 entry" if len(entries) == 1 else f"{len(entries)} entries"
-
-
-def age(since: float) -> str:
-    """Returns how long ago a moment (seconds since the epoch) was: "8 s ago", "3 days ago"."""
-    seconds = max(0.0, time.time() - since)
-    if seconds < 2 * 86_400:
-        return f"{duration(seconds)} ago" if seconds < 5400 else f"{seconds / 3600:.0f} h ago"
-    return f"{seconds / 86_400:.0f} days ago"
-
-
-def date(moment: float) -> str:
-    """Returns a moment (seconds since the epoch) as local date and time."""
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(moment))
-
-
-def redo_s(entry: EntryInfo, rates: Mapping[str, float]) -> float | None:
-    """Returns how long the tokens would take that removing the entry loses; None if unknown."""
-    rate = rates.get(entry.model_key)
-    if rate is None or not entry.num_bytes:
-        return None
-    return entry.committed_tokens * entry.exclusive_bytes / entry.num_bytes / rate
-
-
-def redo(entry: EntryInfo, rates: Mapping[str, float]) -> str:
-    """Returns `redo_s` in words."""
-    seconds = redo_s(entry, rates)
-    return "?" if seconds is None else duration(seconds)
-
-
-def entry_json(entry: EntryInfo, rates: Mapping[str, float]) -> dict[str, object]:
-    """Returns one entry as JSON."""
-    return {**asdict(entry), "redo_s": redo_s(entry, rates)}

@@ -191,7 +191,7 @@ def evaluate(
         offline=model.offline,
     )
     if html is not None:
-        _write_html(html, report)
+        _write_html(run, html, report)
     if run.output.json:
         from tsdoc.eval.show import report_json
 
@@ -294,9 +294,9 @@ def _show(run: Run, report: EvalReport) -> None:
         run.reporter.note(f"results: {report.path}")
 
 
-def _write_html(path: Path, report: EvalReport) -> None:
+def _write_html(run: Run, path: Path, report: EvalReport) -> None:
     from tsdoc.eval.show import heat_maps, report_json
-    from tsdoc.report import render_page, write_page
+    from tsdoc.report import render_page
 
     page = render_page(
         "eval",
@@ -304,4 +304,4 @@ def _write_html(path: Path, report: EvalReport) -> None:
         data=report_json(report),
         maps=heat_maps(report),
     )
-    write_page(path, page)
+    run.write_page(path, page)

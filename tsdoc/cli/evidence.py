@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tsdoc.ingest.document import Place
 
 HEADING = "What the model looked at most (where to check, not a proof):"
-WIDTH = 100  # where no terminal says how wide it is
+WIDTH = 100  # longer lines are hard to read, however wide the terminal
 UNITS = {"page": "pages", "file": "files", "section": "sections"}
 
 
@@ -43,7 +43,7 @@ def show_evidence(run: Run, evidence: Evidence) -> None:
         )
     if run.output.json:
         return
-    for line in evidence_lines(evidence, width=run.terminal.columns or WIDTH):
+    for line in evidence_lines(evidence, width=min(run.terminal.columns or WIDTH, WIDTH)):
         if run.terminal.answers_on_screen:
             run.terminal.line(line)
         else:

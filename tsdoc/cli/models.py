@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tsdoc.cli.command import command
 from tsdoc.cli.reporter import amount
 from tsdoc.cli.run import Run
+
+if TYPE_CHECKING:
+    from tsdoc.cli.services import ListedModel
 
 PANEL = "Setup"
 
@@ -98,7 +101,7 @@ def models_list(run: Run) -> None:
             f"{'*' if model.name == listing.default else ' '} {model.name}",
             "yes" if model.directory else "",
             amount(model.download_bytes, "bytes") if model.download_bytes else "",
-            model.licence or "unknown",
+            _licence(model),
             model.source,
         )
         for model in listing.models
@@ -165,7 +168,7 @@ def profiles_list(run: Run) -> None:
         return
     from tsdoc.cli.tables import Column
 
-    rows = [(p.name, p.licence or "unknown", p.source) for p in profiles]
+    rows = [(p.name, _licence(p), p.source) for p in profiles]
     columns = [
         Column(title="profile"),
         Column(title="licence", shrinks=True),
@@ -183,3 +186,9 @@ def profiles_show(run: Run, name: ProfileName) -> None:
         run.answer({"name": name, "settings": settings})
     else:
         run.terminal.write(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
+
+
+def _licence(model: ListedModel) -> str:
+    # Which model the default is, its first use decides.
+    of_choice = "that of the model chosen" if model.source == "default" else "unknown"
+    return model.licence or of_choice

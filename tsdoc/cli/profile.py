@@ -113,7 +113,7 @@ def profile(
     """
     from tsdoc.cli.profile_tables import show_report
     from tsdoc.profile.output import report_json
-    from tsdoc.report import check_target, write_page
+    from tsdoc.report import check_target
 
     settings = run.settings(tuning, model=model, engine=engine).settings
     target = None if html is None else Path(html)
@@ -135,8 +135,7 @@ def profile(
     if target is not None:
         from tsdoc.profile.page import profile_page
 
-        write_page(target, profile_page(report))
-        run.reporter.note(f"page written: {target}")
+        run.write_page(target, profile_page(report))
     if run.output.json:
         run.answer(report_json(report))
     else:

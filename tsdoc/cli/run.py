@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tsdoc.cli.arguments import find_password, parse_pages
@@ -111,6 +112,18 @@ class Run:
     def schema(self) -> str:
         """The name and version of the command's JSON: "tsdoc.ask/1"."""
         return f"{self.command.replace(' ', '.')}/1"
+
+    def write_page(self, path: Path, page: str) -> None:
+        """Writes an HTML page and says so.
+
+        Raises:
+            UsageError: it cannot be written there.
+            ResourceError: the disk is full.
+        """
+        from tsdoc.report import write_page
+
+        write_page(path, page)
+        self.reporter.note(f"page written: {path}")
 
     def answer(self, fields: Mapping[str, object]) -> None:
         """Writes the command's JSON object, with its schema and the warnings."""

@@ -16,7 +16,7 @@ from tsdoc.cli.options import ANSWERING, Engine, Model, Reading, Sampling, Sourc
 from tsdoc.cli.reporter import duration
 from tsdoc.cli.run import Run
 from tsdoc.errors import InterruptedRunError
-from tsdoc.terminal import visible_line
+from tsdoc.terminal import format_count, visible_line
 
 if TYPE_CHECKING:
     from tsdoc.session import Session
@@ -163,7 +163,8 @@ class _PartByPart:
     def _consent(self, part_s: float, num_left: int) -> None:
         """Says how long the rest will take, and asks before it takes very long."""
         left_s = part_s * (num_left + COUNTED_AS)
-        about = f"{num_left} more parts, about {duration(left_s)} at {part_s:.0f} s each"
+        parts = format_count(num_left, "more part")
+        about = f"{parts}, about {duration(left_s)} at {part_s:.0f} s each"
         if left_s < LONG_RUN_S or self._asked:
             if num_left:
                 self._run.reporter.note(about)

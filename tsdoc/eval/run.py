@@ -14,6 +14,7 @@ from tsdoc.eval.results import ItemResult, ResultFile
 from tsdoc.progress import Reporter
 from tsdoc.prompt.chat import ChatTemplate
 from tsdoc.prompt.tokenizer import TextTokenizer
+from tsdoc.terminal import format_count
 
 LONG_S = 60.0
 ANSWER_TOKENS = 250  # of a prefill, that take about as long as a question and its answer
@@ -134,8 +135,10 @@ class Evaluation:
         jobs = [job for todo in open_jobs.values() for job in todo]
         tokens = sum(job.length for job in jobs)
         questions = sum(job.num_questions for job in jobs)
-        known = f"{tokens:,} tokens to prefill in {len(jobs):,} haystacks, " if tokens else ""
-        self.reporter.note(f"{known}{questions:,} questions to answer; nothing goes to the store")
+        haystacks = format_count(len(jobs), "haystack")
+        known = f"{tokens:,} tokens to prefill in {haystacks}, " if tokens else ""
+        asked = format_count(questions, "question")
+        self.reporter.note(f"{known}{asked} to answer; nothing goes to the store")
 
 
 class _Progress:

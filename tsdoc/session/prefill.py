@@ -134,7 +134,7 @@ class Prefill:
     def repair(self, engine: Engine, error: CorruptPageError, holder: Entry | Writer) -> None:
         """Recomputes the block that `error` names, and says so; later blocks stay valid."""
         assert self.store is not None  # noqa: S101 - only pages of a store can be damaged
-        message = f"{error.message}; recomputed"
+        message = f"{error.message}; computing tokens {error.start:,} to {error.end:,} again"
         self.reporter.warn("page_repaired", error.where or "", message)
         with self.store.repair(holder, error.start, error.end) as block:
             while block.num_committed < block.end:

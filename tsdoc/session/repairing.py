@@ -80,12 +80,17 @@ class Repairer:
             self.reporter.start(f"verify {info.name}", None, "pages")
             damaged = self.store.verify(entry, lambda done, _: self.reporter.advance(done))
             self.reporter.finish()
+            num_tokens = sum(error.end - error.start for error in damaged)
             if damaged:
                 job = self._job(info, entry.ids)
                 engine = job.make_engine(entry.num_tokens)
+                self.reporter.start("compute again", num_tokens, "tokens")
+                done = 0
                 for error in damaged:
                     job.repair(engine, error, entry)
-        num_tokens = sum(error.end - error.start for error in damaged)
+                    done += error.end - error.start
+                    self.reporter.advance(done)
+                self.reporter.finish()
         return Repaired(num_blocks=len(damaged), num_tokens=num_tokens)
 
     def _compute(self, info: EntryInfo) -> Repaired:

@@ -20,14 +20,9 @@ from tsdoc.prompt.assemble import Prompt
 from tsdoc.prompt.chat import ChatTemplate
 from tsdoc.prompt.tokenizer import TextTokenizer
 from tsdoc.session.calibration import Calibration, num_cpus
+from tsdoc.session.engines import Engines
 from tsdoc.session.limits import check_length
-from tsdoc.session.loading import (
-    LoadedModel,
-    build_engine,
-    kv_shape,
-    load_model,
-    resolve_compute_dtype,
-)
+from tsdoc.session.loading import kv_shape, resolve_compute_dtype
 from tsdoc.session.prefill import Prefill, PromptKV
 from tsdoc.session.results import Answer, Estimate, Prepared
 from tsdoc.session.tail import Tail
@@ -71,8 +66,7 @@ class Session:
     record: str
     _job: Prefill = field(init=False)
     _kv: PromptKV | None = field(default=None, init=False)
-    _loaded: LoadedModel | None = field(default=None, init=False)
-    _engine: Engine | None = field(default=None, init=False)
+    _engines: Engines = field(init=False)
     _device: Device = field(init=False)
     _num_answers: int = field(default=0, init=False)
     _last: tuple[Engine, Generation] | None = field(default=None, init=False)
@@ -89,6 +83,13 @@ class Session:
             compute_dtype=resolve_compute_dtype(settings.engine, self.model, self._device),
             **settings.selection.model_dump(),
         )
+        self._engines = Engines(
+            model=self.model,
+            settings=settings,
+            compute_dtype=key.compute_dtype,
+            device=self._device,
+            times_s=self.times_s,
+        )
         self._job = Prefill(
             store=_open_store(settings, self.home, self.reporter),
             key=key,
@@ -102,7 +103,7 @@ class Session:
                 "model": self.model.name,
                 "record": self.record,
             },
-            make_engine=self._make_engine,
+            make_engine=self._engines.make,
             calibration=Calibration(
                 home=self.home,
                 model_key=key.digest,
@@ -192,7 +193,7 @@ class Session:
         room = len(ids) + (max_new_tokens or self.settings.answer.max_new_tokens)
         self._check_length(start + room, before)
         kv = self._load_kv()
-        engine = self._make_engine(start + room)
+        engine = self._engines.make(start + room)
         config = self._generation_config(
             max_new_tokens=room - len(ids),
             keep_queries=keep_queries,
@@ -301,26 +302,6 @@ class Session:
         self._kv.entry.close()
         self._kv = None
         return self._load_kv()
-
-    def _make_engine(self, max_tokens: int) -> Engine:
-        """An engine for prompts of up to `max_tokens`; the weights are loaded once."""
-        if self._loaded is None:
-            begun = time.perf_counter()
-            self._loaded = load_model(
-                self.model,
-                self.settings.engine,
-                self._job.key.compute_dtype,
-                self._device,
-            )
-            self.times_s["model_load"] = time.perf_counter() - begun
-        if self._engine is None or not self._engine.covers(max_tokens):
-            self._engine = build_engine(
-                self._loaded,
-                self.settings.selection,
-                max_tokens=max_tokens,
-                question_chunk_size=self.settings.engine.question_chunk_size,
-            )
-        return self._engine
 
     def _generation_config(
         self,

@@ -249,8 +249,7 @@ class Segment:
         name = "V" if kind == VALUES else "K"
         number = first_page(self.info.start) + page
         raise CorruptPageError(
-            f"KV page {number} of layer {layer} ({name}) {what}; "
-            f"tokens {start:,} to {end:,} have to be computed again",
+            f"KV page {number} of layer {layer} ({name}) {what}",
             where=str(self.path),
             start=start,
             end=end,
