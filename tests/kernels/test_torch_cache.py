@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tsdoc.kernels import torch_cache
+from tsdoc.kernels import torch_cache, torch_window
 from tsdoc.kernels.attention import reference_attention
 from tsdoc.kernels.kv import MemoryPiece
 from tsdoc.kernels.rope import make_rope_table
@@ -117,7 +117,7 @@ def test_a_window_grows_and_equals_attention_from_its_first_local_token() -> Non
     around = chunk_range(250, 251, CONFIG)
     selected = torch.randperm(230, generator=generator)[:20].sort().values[None] + 5
     window = cache.open_window(0, selected, around)
-    for position in range(250, 250 + torch_cache.ROOM + 5):
+    for position in range(250, 250 + torch_window.ROOM + 5):
         q = torch.randn(1, 6, DIM, generator=generator)
         grown = dataclasses.replace(around, start=position, end=position + 1)
         expected = cache.attend(0, q, selected, grown)

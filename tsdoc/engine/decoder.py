@@ -15,6 +15,8 @@ import torch.nn.functional as F
 
 from tsdoc.engine.tensor_split import UNSPLIT, TensorSplit
 from tsdoc.errors import ModelError
+from tsdoc.kernels.products import Products
+from tsdoc.kernels.workers import Workers
 from tsdoc.models.config import ModelConfig
 
 MLP_ROWS = 1024  # rows of the wide intermediate held at a time
@@ -86,6 +88,7 @@ class Decoder:
         dtype: Type of weights and arithmetic; tensors of this type are used where they lie
             (memory-mapped), others are converted.
         split: Where several ranks compute together: `config` and `weights` are then the shard's.
+        workers: Share large products out among them.
 
     Raises:
         ModelError: a tensor is missing or has the wrong shape.
@@ -97,10 +100,13 @@ class Decoder:
         weights: Mapping[str, torch.Tensor],
         dtype: torch.dtype,
         split: TensorSplit = UNSPLIT,
+        *,
+        workers: Workers | None = None,
     ) -> None:
         self.config = config
         self.dtype = dtype
         self._split = split
+        self._linear = Products(workers or Workers()).linear
         parts = read_weights(config, weights, dtype, torch.device("cpu"))
         self._embedding, self._norm, self._head = parts.embedding, parts.norm, parts.head
         self._layers = [parts.layer(number) for number in range(config.num_layers)]
@@ -116,9 +122,9 @@ class Decoder:
         w, config = self._layers[layer], self.config
         x = rms_norm(hidden, w.input_norm, config.norm_eps)
         shape = (hidden.shape[0], -1, config.head_dim)
-        q = F.linear(x, w.q, w.q_bias).view(shape)
-        k = F.linear(x, w.k, w.k_bias).view(shape)
-        v = F.linear(x, w.v, w.v_bias).view(shape)
+        q = self._linear(x, w.q, w.q_bias).view(shape)
+        k = self._linear(x, w.k, w.k_bias).view(shape)
+        v = self._linear(x, w.v, w.v_bias).view(shape)
         if w.q_norm is not None and w.k_norm is not None:
             q = rms_norm(q, w.q_norm, config.norm_eps)
             k = rms_norm(k, w.k_norm, config.norm_eps)
@@ -129,13 +135,13 @@ class Decoder:
     ) -> torch.Tensor:
         """See `DecoderPart.finish_layer`."""
         w = self._layers[layer]
-        hidden += self._split.sum(F.linear(attention.flatten(1).to(self.dtype), w.o, w.o_bias))
+        hidden += self._split.sum(self._linear(attention.flatten(1).to(self.dtype), w.o, w.o_bias))
         with self._split.adding() as add:
             for rows in torch.split(hidden, MLP_ROWS):
                 x = rms_norm(rows, w.post_norm, self.config.norm_eps)
-                gated = F.silu(F.linear(x, w.gate, w.gate_bias), inplace=True)
-                gated *= F.linear(x, w.up, w.up_bias)
-                add(rows, F.linear(gated, w.down, w.down_bias))
+                gated = F.silu(self._linear(x, w.gate, w.gate_bias), inplace=True)
+                gated *= self._linear(x, w.up, w.up_bias)
+                add(rows, self._linear(gated, w.down, w.down_bias))
         return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

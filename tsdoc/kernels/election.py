@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -17,6 +18,7 @@ from tsdoc.kernels.selection import (
     votes,
 )
 from tsdoc.kernels.shards import HeadShard
+from tsdoc.kernels.workers import Workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -63,14 +65,16 @@ class OwnElection:
 
     Args:
         num_kv_heads: Heads of K and V.
+        workers: Take a race each.
     """
 
-    def __init__(self, num_kv_heads: int) -> None:
+    def __init__(self, num_kv_heads: int, workers: Workers) -> None:
         self._num_kv_heads = num_kv_heads
+        self._workers = workers
 
     def hold(self, races: Sequence[Race], config: SelectionConfig) -> list[torch.Tensor]:
         """See `Election.hold`."""
-        return [self._hold(race, config) for race in races]
+        return self._workers.run([partial(self._hold, race, config) for race in races])
 
     def _hold(self, race: Race, config: SelectionConfig) -> torch.Tensor:
         num_sets = self._num_kv_heads if config.sets == "per_kv_head" else 1

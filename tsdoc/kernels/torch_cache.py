@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,45 +28,11 @@ from tsdoc.kernels.selection import (
     selection_query,
     token_queries,
 )
+from tsdoc.kernels.torch_window import TorchWindow
+from tsdoc.kernels.workers import Workers
 
 SCORE_BYTES = 128 << 20  # scores held at a time
 TILE = 4096  # keys widened to float32 at a time
-
-
-ROOM = 128  # rows a window can grow by before it is copied
-
-
-class TorchWindow:
-    """See `Window`: k (rotated) and v, [num_kv_heads, length, head_dim] in larger buffers."""
-
-    def __init__(self, cache: TorchCache, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
-        self._cache = cache
-        self._layer = layer
-        self._length = k.shape[1]
-        self._k, self._v = _with_room(k), _with_room(v)
-
-    def attend(self, q: torch.Tensor, position: int) -> torch.Tensor:
-        """See `Window.attend`."""
-        if self._length == self._k.shape[1]:
-            self._k, self._v = _with_room(self._k), _with_room(self._v)
-        own = slice(self._length, self._length + 1)
-        k, v = self._cache.gather(self._layer, torch.tensor([[position]]))
-        rope = self._cache.rope
-        self._k[:, own] = rope.rotate(k, own)
-        self._v[:, own] = v
-        self._length += 1
-        heads = rope.rotate(q.float().transpose(0, 1), own)
-        rows = slice(0, self._length)
-        out = chunk_attention(
-            heads, self._k[:, rows], self._v[:, rows], num_before=self._length - 1
-        )
-        return out.transpose(0, 1)
-
-
-def _with_room(rows: torch.Tensor) -> torch.Tensor:
-    buffer = rows.new_empty(rows.shape[0], rows.shape[1] + ROOM, rows.shape[2])
-    buffer[:, : rows.shape[1]] = rows
-    return buffer
 
 
 class Arrived:
@@ -83,10 +50,17 @@ class TorchBackend:
 
     save_ahead = 0
 
-    def __init__(self, *, num_kv_heads: int, election: Election | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        num_kv_heads: int,
+        election: Election | None = None,
+        workers: Workers | None = None,
+    ) -> None:
         self.device = torch.device("cpu")
         self._num_kv_heads = num_kv_heads
-        self._election = election
+        self._workers = workers or Workers()
+        self._election = election or OwnElection(num_kv_heads, self._workers)
 
     def cache(
         self,
@@ -103,6 +77,7 @@ class TorchBackend:
             num_kv_heads=self._num_kv_heads,
             index=index,
             election=self._election,
+            workers=self._workers,
         )
 
 
@@ -116,6 +91,7 @@ class TorchCache:
         num_kv_heads: Heads of K and V.
         index: Finds candidates, where it has something stored.
         election: Turns scores into selections; by default all heads are here.
+        workers: Take the chunks of a block.
     """
 
     def __init__(
@@ -127,13 +103,15 @@ class TorchCache:
         num_kv_heads: int,
         index: IndexUse | None = None,
         election: Election | None = None,
+        workers: Workers | None = None,
     ) -> None:
         self._pieces = list(pieces)
+        self._workers = workers or Workers()
         self.rope = rope
         self._config = config
         self._index = index
         self._num_kv_heads = num_kv_heads
-        self._election = election or OwnElection(num_kv_heads)
+        self._election = election or OwnElection(num_kv_heads, self._workers)
         self._shared: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def load(self, end: int) -> None:
@@ -157,7 +135,9 @@ class TorchCache:
         """See `DeviceCache.selection_queries`."""
         first = ranges[0].start
         parts = [q[r.start - first : r.end - first] for r in ranges]
-        return torch.stack([selection_query(p, self.rope, self._config.n_local) for p in parts])
+        n_local = self._config.n_local
+        tasks = [partial(selection_query, part, self.rope, n_local) for part in parts]
+        return torch.stack(self._workers.run(tasks))
 
     def select(
         self,
@@ -250,12 +230,11 @@ class TorchCache:
     ) -> torch.Tensor:
         """See `DeviceCache.attend_chunks`."""
         first = ranges[0].start
-        return torch.cat(
-            [
-                self.attend(layer, q[r.start - first : r.end - first], chosen, r)
-                for chosen, r in zip(selected, ranges, strict=True)
-            ]
-        )
+        tasks = [
+            partial(self.attend, layer, q[r.start - first : r.end - first], chosen, r)
+            for chosen, r in zip(selected, ranges, strict=True)
+        ]
+        return torch.cat(self._workers.run(tasks))
 
     def start_decode(
         self,
@@ -295,9 +274,8 @@ class TorchCache:
 
     def open_window(self, layer: int, selected: torch.Tensor, around: ChunkRange) -> TorchWindow:
         """See `DeviceCache.open_window`."""
-        return TorchWindow(
-            self, layer, *self._gather_rotated(layer, selected, around, around.start)
-        )
+        k, v = self._gather_rotated(layer, selected, around, around.start)
+        return TorchWindow(partial(self.gather, layer), self.rope, k, v)
 
     def _gather_rotated(
         self, layer: int, selected: torch.Tensor, around: ChunkRange, end: int

@@ -11,7 +11,7 @@ from tsdoc.errors import ResourceError
 from tsdoc.kernels.devices import Device
 from tsdoc.models.config import ModelConfig
 from tsdoc.models.locate import LocatedModel
-from tsdoc.models.weights import open_weights
+from tsdoc.models.weights import open_weights, stored_sizes
 from tsdoc.settings import EngineSettings, SelectionSettings
 from tsdoc.store.key import KVShape
 
@@ -46,8 +46,7 @@ def resolve_compute_dtype(settings: EngineSettings, model: LocatedModel, device:
         return "bfloat16"
     import psutil
 
-    weights = open_weights(model.directory)
-    widened = sum(4 * t.numel() for t in weights.values() if t.dtype.itemsize < 4)
+    widened = sum(4 * count for count, bits in stored_sizes(model.directory) if bits < 32)
     fits = widened + MEMORY_MARGIN <= psutil.virtual_memory().total // 2
     return "float32" if fits else "bfloat16"
 
@@ -107,11 +106,15 @@ def _load(
 
     from tsdoc.engine.decoder import Decoder
     from tsdoc.kernels.torch_cache import TorchBackend
+    from tsdoc.kernels.workers import Workers
 
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
-    decoder = Decoder(config, weights, dtype)
-    return LoadedModel(decoder=decoder, backend=TorchBackend(num_kv_heads=config.num_kv_heads))
+    workers = Workers()
+    return LoadedModel(
+        decoder=Decoder(config, weights, dtype, workers=workers),
+        backend=TorchBackend(num_kv_heads=config.num_kv_heads, workers=workers),
+    )
 
 
 def build_engine(

@@ -1,0 +1,54 @@
+"""Large products equal torch's, with and without OpenBLAS."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tsdoc.kernels import products
+from tsdoc.kernels.products import Products
+from tsdoc.kernels.workers import Workers
+
+
+@pytest.mark.parametrize("openblas", [True, False])
+@pytest.mark.parametrize("num_rows", [1, 2, 63, 127, 128, 1025])
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_equals_a_float64_product(num_rows: int, with_bias: bool, openblas: bool) -> None:
+    generator = torch.Generator().manual_seed(num_rows)
+    x = torch.randn(num_rows, 96, generator=generator)
+    weight = torch.randn(360, 96, generator=generator)
+    bias = torch.randn(360, generator=generator) if with_bias else None
+    actual = Products(Workers(2), openblas=openblas).linear(x, weight, bias)
+    expected = x.double() @ weight.double().T
+    if bias is not None:
+        expected += bias.double()
+    torch.testing.assert_close(actual.double(), expected, atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.skipif(not products.prefers_openblas(), reason="this processor uses torch's products")
+@pytest.mark.parametrize(("n", "k"), [(360, 96), (200, 576), (576, 1536), (4864, 896)])
+def test_a_row_does_not_depend_on_the_block_around_it(n: int, k: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, weight = (torch.randn(rows, k, generator=generator) for rows in (1100, n))
+    whole = Products(Workers(2)).linear(x, weight)
+    for first, last in [(0, 2), (0, 30), (0, 513), (512, 1024), (512, 1100)]:
+        for num_threads in (1, 2, 3, 5):
+            part = Products(Workers(num_threads)).linear(x[first:last], weight)
+            assert torch.equal(part, whole[first:last])
+
+
+def test_other_types_stay_with_torch() -> None:
+    x, weight = torch.randn(100, 8).bfloat16(), torch.randn(4, 8).bfloat16()
+    actual = Products(Workers(2), openblas=True).linear(x, weight)
+    assert torch.equal(actual, torch.nn.functional.linear(x, weight))
+
+
+@pytest.mark.parametrize(
+    ("vendor", "wanted"), [("vendor_id\t: AuthenticAMD\n", True), ("GenuineIntel", False)]
+)
+def test_openblas_is_for_processors_that_mkl_slights(
+    vendor: str, wanted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(products, "_processor", lambda: vendor)
+    monkeypatch.setattr(torch._C, "has_mkl", True)
+    assert products.prefers_openblas() is wanted

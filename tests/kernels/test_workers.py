@@ -1,0 +1,60 @@
+"""Tasks on threads of their own: results in order, torch's threads shared out, errors raised."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+
+import pytest
+import torch
+
+from tsdoc.kernels.workers import Workers
+
+
+def test_results_come_in_the_order_of_the_tasks_and_each_uses_one_thread() -> None:
+    before = torch.get_num_threads()
+    workers = Workers(3)
+
+    def task(number: int) -> tuple[int, int, bool]:
+        threading.Event().wait(0.01 * (5 - number))
+        return number, torch.get_num_threads(), threading.current_thread().name[:9] == "tsdoc-cpu"
+
+    assert workers.run([partial(task, n) for n in range(5)]) == [(n, 1, True) for n in range(5)]
+    assert torch.get_num_threads() == before
+
+
+def test_fewer_tasks_than_threads_share_them_out() -> None:
+    assert Workers(4).run([torch.get_num_threads] * 2) == [2, 2]
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_the_first_error_is_raised_when_nothing_runs_any_more(num_threads: int) -> None:
+    running: list[int] = []
+
+    def task(number: int) -> None:
+        running.append(number)
+        threading.Event().wait(0.02)
+        running.remove(number)
+        if number == 1:
+            raise ValueError(f"task {number}")
+
+    with pytest.raises(ValueError, match="task 1"):
+        Workers(num_threads).run([partial(task, n) for n in range(6)])
+    assert not running
+
+
+def test_tasks_run_in_inference_mode_where_their_caller_does() -> None:
+    tasks = [torch.is_inference_mode_enabled] * 3
+    workers = Workers(2)
+    assert workers.run(tasks) == [False] * 3
+    with torch.inference_mode():
+        assert workers.run(tasks) == [True] * 3
+
+
+@pytest.mark.parametrize("length", [1, 11, 12, 13, 100, 1000, 4096])
+@pytest.mark.parametrize("num_threads", [1, 2, 3, 16])
+def test_a_range_is_split_for_all_threads(length: int, num_threads: int) -> None:
+    parts = Workers(num_threads).split(length, 512, 12)
+    assert [at for part in parts for at in range(part.start, part.stop)] == list(range(length))
+    assert all(part.start % 512 % 12 == 0 and part.stop - part.start <= 512 for part in parts)
+    assert len(parts) >= min(num_threads, length // 24) * 3 // 4

@@ -1,0 +1,73 @@
+"""Threads that each run whole operations on a core of their own.
+
+Torch shares every single operation out among its threads. Where there are many like operations, as
+over the chunks of a prefill block, it is faster to give each thread whole ones: none waits for the
+others after every step, and what torch does on one core alone (gathering, top-k) uses all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+
+class Workers:
+    """Runs tasks on as many threads as torch uses when this is made.
+
+    Args:
+        num_threads: Cores to use; None is as many as torch uses.
+
+    Attributes:
+        num_threads: Cores in use.
+    """
+
+    def __init__(self, num_threads: int | None = None) -> None:
+        self.num_threads = num_threads or torch.get_num_threads()
+        self._pool: ThreadPoolExecutor | None = None
+
+    def run(self, tasks: Sequence[Callable[[], T]]) -> list[T]:
+        """Runs all tasks and returns their results in order.
+
+        Torch's threads are shared out among the tasks that run at a time. Returns, or raises what
+        the first failing task raised, only when no task is running any more: what they write to may
+        then be given back.
+        """
+        if self.num_threads == 1 or len(tasks) < 2:
+            return [task() for task in tasks]
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self.num_threads, thread_name_prefix="tsdoc-cpu")
+        each = max(1, self.num_threads // len(tasks))
+        inference = torch.is_inference_mode_enabled()
+        futures: list[Future[T]] = []
+        try:
+            futures += [self._pool.submit(_run, task, each, inference) for task in tasks]
+            return [future.result() for future in futures]
+        finally:
+            for future in futures:
+                future.cancel()
+            wait(futures)
+
+    def split(self, length: int, size: int, unit: int) -> list[slice]:
+        """Splits [0, length) at multiples of `size`; if that is too few, those at `unit` again."""
+        starts = range(0, length, size)
+        each = -(-self.num_threads // max(len(starts), 1))
+        step = -(-size // (each * unit)) * unit
+        if len(starts) == 1:
+            step = -(-length // (each * unit)) * unit
+        parts = []
+        for start in starts:
+            end = min(start + size, length)
+            parts += [slice(at, min(at + step, end)) for at in range(start, end, step)]
+        return parts
+
+
+def _run(task: Callable[[], T], num_threads: int, inference: bool) -> T:
+    if torch.get_num_threads() != num_threads:  # of this thread: others keep theirs
+        torch.set_num_threads(num_threads)
+    with torch.inference_mode(inference):
+        return task()
