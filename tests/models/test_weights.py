@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ from safetensors.torch import save_file
 
 from tsdoc.errors import ModelError
 from tsdoc.models.safetensors_writer import SafetensorsWriter
-from tsdoc.models.weights import open_weights
+from tsdoc.models.weights import open_weights, stored_sizes
 
 
 def save_shards(directory: Path, weight_map: dict[str, Any] | None = None) -> None:
@@ -80,3 +82,14 @@ def test_writer_notices_missing_numbers(tmp_path: Path) -> None:
         writer.write(torch.ones(3).numpy())
         with pytest.raises(ValueError, match="wrote"):
             writer.finish()
+
+
+def test_sizes_are_known_without_torch(tmp_path: Path) -> None:
+    save_shards(tmp_path)
+    assert stored_sizes(tmp_path) == [(6, 32), (4, 16)]
+    program = (
+        "import sys; from pathlib import Path; from tsdoc.models.weights import stored_sizes;"
+        f"stored_sizes(Path({str(tmp_path)!r})); print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "False\n", done.stderr

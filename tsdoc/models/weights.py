@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,6 +47,23 @@ def open_weights(directory: Path) -> Mapping[str, torch.Tensor]:
     return _Weights(weight_files(directory))
 
 
+def stored_sizes(directory: Path) -> list[tuple[int, int]]:
+    """Returns how many numbers each tensor has, and bits per number; torch is not needed for it.
+
+    Raises:
+        ModelError: as `open_weights`.
+    """
+    opened = [_open(path, "np") for path in weight_files(directory)]
+    parts = [file.get_slice(name) for file in opened for name in file.keys()]  # noqa: SIM118
+    return [(math.prod(part.get_shape()), _bits(part.get_dtype())) for part in parts]
+
+
+def _bits(dtype: str) -> int:
+    """Bits of one number of a safetensors type: "BF16" → 16, "F8_E4M3" → 8."""
+    digits = re.search(r"\d+", dtype)
+    return int(digits[0]) if digits else 8  # BOOL
+
+
 class _Weights(Mapping[str, "torch.Tensor"]):
     def __init__(self, paths: list[Path]) -> None:
         self._files: dict[str, Any] = {}
@@ -66,11 +85,11 @@ class _Weights(Mapping[str, "torch.Tensor"]):
         return len(self._files)
 
 
-def _open(path: Path) -> Any:
+def _open(path: Path, framework: str = "pt") -> Any:
     from safetensors import SafetensorError, safe_open
 
     try:
-        return safe_open(str(path), framework="pt", device="cpu")
+        return safe_open(str(path), framework=framework, device="cpu")
     except (SafetensorError, OSError, ValueError) as error:
         raise ModelError(
             f"not a complete safetensors file ({error})",

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+
 from tsdoc.errors import StoreError
-from tsdoc.kernels.kv import KVPiece
-from tsdoc.store.key import Ids
+from tsdoc.kernels.kv import KEYS, VALUES, KVPiece
+from tsdoc.store.key import PAGE_SIZE, Ids
 from tsdoc.store.locks import Lock
 from tsdoc.store.manifest import Manifest, Part
 from tsdoc.store.owned import OwnSegment
 from tsdoc.store.pages import Segment
 from tsdoc.store.piece import SegmentPiece
 
-CHECK_TOKENS = 16_384  # looked at between two looks at whether the entry is closed
+CHECK_BYTES = 16 << 20  # read at a time when checking ahead
+MOST_VALUES = 262_144  # tokens of an entry of which a question needs most pages of V as well
 
 
 class Entry:
@@ -79,24 +83,28 @@ class Entry:
         return list(self._pieces)
 
     def check_ahead(self) -> None:
-        """Begins to read and check all keys in the background: every question needs them all.
+        """Begins to read and check in the background what every question needs.
 
+        That is all K; and V, up to the length where the selected tokens lie on most of its pages.
         What is damaged is left to those who use it.
         """
         if self._checking is None:
-            self._checking = threading.Thread(
-                target=self._check_keys, name="tsdoc-check", daemon=True
-            )
+            self._checking = threading.Thread(target=self._check, name="tsdoc-check", daemon=True)
             self._checking.start()
 
-    def _check_keys(self) -> None:
-        for layer in range(self.segments[0].info.shape.num_layers):
-            for piece in self._pieces:
-                for first in range(piece.start, piece.start + piece.capacity, CHECK_TOKENS):
-                    if self._closing.is_set():
-                        return
-                    with contextlib.suppress(StoreError):
-                        piece.check_keys(layer, first, first + CHECK_TOKENS)
+    def _check(self) -> None:
+        kinds = (KEYS, VALUES) if self.num_tokens <= MOST_VALUES else (KEYS,)
+        shape = self.segments[0].info.shape
+        # In large parts, since whoever asks for the interpreter's lock often waits for it often.
+        num_rows = -(-CHECK_BYTES // (shape.row_bytes * PAGE_SIZE)) * PAGE_SIZE
+        rows = np.empty((num_rows, shape.num_kv_heads, shape.head_dim), shape.dtype)
+        for kind, layer, piece in itertools.product(kinds, range(shape.num_layers), self._pieces):
+            end = piece.start + piece.capacity
+            for first in range(piece.start, end, num_rows):
+                if self._closing.is_set():
+                    return
+                with contextlib.suppress(StoreError):
+                    piece.read(layer, kind, first, rows[: end - first])
 
     def close(self) -> None:
         """Ends the protection from eviction; arrays that are still held stay readable."""
