@@ -1,0 +1,144 @@
+"""Times tsdoc's engine on the CPU: blocks of a prefill, decode steps, matrix products."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tests.bench_cpu.shapes import products
+from tsdoc.engine.engine import Engine
+from tsdoc.engine.forward import chunk_bounds
+from tsdoc.engine.generate import GenerationConfig
+from tsdoc.kernels.kv import MemoryPiece
+from tsdoc.kernels.products import Products
+from tsdoc.kernels.selection import SelectionConfig
+from tsdoc.kernels.workers import Workers
+from tsdoc.models.config import ModelConfig
+from tsdoc.models.locate import LocatedModel
+from tsdoc.session.loading import load_model
+from tsdoc.settings import EngineSettings
+
+BLOCK = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoded:
+    """Decode steps behind one prompt: seconds of each, and the Selection Cache's share."""
+
+    steps_s: tuple[float, ...]
+    hit_ratio: float
+
+
+class Runs:
+    """One model.
+
+    Args:
+        model: Which.
+        threads: CPU threads.
+    """
+
+    def __init__(self, model: LocatedModel, threads: int) -> None:
+        settings = EngineSettings(threads=threads)
+        loaded = load_model(model, settings, "float32", "cpu")
+        self._config = model.config
+        self._engine = Engine(
+            loaded.decoder,
+            SelectionConfig(),
+            max_tokens=1 << 20,
+            question_chunk_size=512,
+            backend=loaded.backend,
+        )
+
+    def block_s(self, ids: npt.NDArray[np.int32], start: int, repeat: int) -> list[float]:
+        """Seconds of the block [start, start + BLOCK) behind made-up K and V.
+
+        What a block costs does not depend on their values.
+        """
+        piece = self._piece(start + BLOCK)
+        filled = np.random.default_rng(0).standard_normal((4096, *piece.keys(0).shape[1:]))
+        rows = torch.from_numpy(filled).bfloat16().view(torch.uint16).numpy()
+        for layer in range(self._config.num_layers):
+            for first in range(0, start, len(rows)):
+                count = min(len(rows), start - first)
+                piece.keys(layer)[first : first + count] = rows[:count]
+                piece.values(layer)[first : first + count] = rows[:count]
+        taken = []
+        for _ in range(repeat):
+            begun = time.perf_counter()
+            self._engine.runner.run_chunks(
+                self._engine.cache([piece]),
+                torch.from_numpy(ids[start : start + BLOCK].astype(np.int64)),
+                start,
+                chunk_bounds(start, start + BLOCK, 512),
+                need_logits=False,
+            )
+            taken.append(time.perf_counter() - begun)
+        return taken
+
+    def prefill(self, ids: npt.NDArray[np.int32]) -> tuple[MemoryPiece, list[float]]:
+        """Prefills all of `ids`; seconds of every block."""
+        piece = self._piece(len(ids))
+        taken, begun = [], time.perf_counter()
+
+        def on_block(end: int) -> None:
+            nonlocal begun
+            now = time.perf_counter()
+            taken.append(now - begun)
+            begun = now
+
+        self._engine.prefill([piece], ids, 0, prefill_block=BLOCK, on_block=on_block)
+        return piece, taken
+
+    def decode(
+        self, piece: MemoryPiece, question: Sequence[int], *, theta: float | None, steps: int
+    ) -> Decoded:
+        """Decodes `steps` tokens behind a prefilled prompt and a question."""
+        start = piece.capacity
+        config = GenerationConfig(
+            max_new_tokens=steps + 1, stop_ids=frozenset(), question_chunk_size=512, theta=theta
+        )
+        room = self._piece(len(question) + steps + 1, start)
+        generation = self._engine.generate([piece, room], question, start, config)
+        taken: list[float] = []
+        before: float | None = None
+        for _ in generation:
+            now = time.perf_counter()
+            if before is not None:
+                taken.append(now - before)
+            before = now
+        lookups = max(generation.reuse.num_lookups, 1)
+        return Decoded(steps_s=tuple(taken), hit_ratio=generation.reuse.num_hits / lookups)
+
+    def _piece(self, capacity: int, start: int = 0) -> MemoryPiece:
+        config = self._config
+        return MemoryPiece(
+            start=start,
+            capacity=capacity,
+            num_layers=config.num_layers,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            kv_dtype="bfloat16",
+        )
+
+
+def product_rates(config: ModelConfig, *, openblas: bool | None) -> float:
+    """FLOP/s of a layer's products at 1,024 rows, weighted as they occur; median of five."""
+    linear = Products(Workers(), openblas=openblas).linear
+    seconds = flops = 0.0
+    for n, k in products(config):
+        x, weight = torch.randn(1024, k), torch.randn(n, k)
+        linear(x, weight)
+        taken = []
+        for _ in range(5):
+            begun = time.perf_counter()
+            linear(x, weight)
+            taken.append(time.perf_counter() - begun)
+        seconds += statistics.median(taken)
+        flops += 2 * 1024 * n * k
+    return flops / seconds
