@@ -26,6 +26,12 @@ def test_piped_questions_are_lines_and_stdout_holds_the_answers_alone(
     assert "> " not in result.stderr
 
 
+def test_answers_on_a_terminal_stand_right_below_their_questions(cli: Cli) -> None:
+    assert cli("chat", "b.txt", terminal=True, stdin="Who?\nWhy?\n").stdout == ANSWER * 2
+    typed = cli("chat", "b.txt", terminal=True, piped_stdout=True, stdin="Who?\nWhy?\n")
+    assert typed.stdout == f"{ANSWER}\n{ANSWER}"
+
+
 def test_a_terminal_shows_a_prompt_and_takes_questions_of_many_lines(
     cli: Cli, services: FakeServices
 ) -> None:

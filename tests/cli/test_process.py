@@ -204,6 +204,23 @@ def test_the_second_ctrl_c_ends_at_once() -> None:
     assert seconds < 10
 
 
+def test_the_entry_point_imports_nothing_before_it_answers_ctrl_c() -> None:
+    script = """
+import sys
+before = set(sys.modules)
+import tsdoc.__main__
+print(*sorted(set(sys.modules) - before))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == ["tsdoc", "tsdoc.__main__"]
+
+
 def test_ctrl_c_while_importing_is_one_line() -> None:
     script = """
         import sys

@@ -220,7 +220,8 @@ class _Chat:
     def _ask(self, question: str) -> Answer:
         run, conversation = self._run, self._conversation
         as_json = run.output.json
-        if self._answers and not as_json:
+        on_screen = self._interactive and run.terminal.answers_on_screen  # below its question
+        if self._answers and not as_json and not on_screen:
             run.terminal.line()
         if conversation.num_pending:
             run.reporter.start("reading the conversation again", None, "tokens")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,90 +19,63 @@ if TYPE_CHECKING:
 
 SCALES = {"": 1, "k": 1024, "m": 1 << 20}
 
+
+def _option(flag: str, metavar: str, text: str, **more: Any) -> Any:
+    """An option that has no default to show."""
+    return typer.Option(flag, metavar=metavar, help=text, show_default=False, **more)
+
+
 Tasks = Annotated[
     str | None,
-    typer.Option(
-        "--tasks",
-        metavar="NAMES",
-        help="Tasks, separated by commas; --list names them.",
-        show_default=False,
-    ),
+    _option("--tasks", "NAMES", "Tasks, separated by commas; --list names them."),
 ]
 Lengths = Annotated[
     str | None,
-    typer.Option(
-        "--lengths",
-        metavar="LENGTHS",
-        help="Tokens of each prompt: 8k,32k or 1M; all is the whole source.",
-        show_default=False,
+    _option(
+        "--lengths", "LENGTHS", "Tokens of each prompt: 8k,32k or 1M; all is the whole source."
     ),
 ]
 Policies = Annotated[
     list[str] | None,
-    typer.Option(
+    _option(
         "--policy",
-        metavar="POLICY",
-        help="What a token attends to: a name or NAME:KEY=VALUE,…; may be repeated. The first is "
+        "POLICY",
+        "What a token attends to: a name or NAME:KEY=VALUE,…; may be repeated. The first is "
         "what others are compared with. --list names them.",
-        show_default=False,
     ),
 ]
 SourceOptions = Annotated[
     list[str] | None,
-    typer.Option(
-        "--source",
-        metavar="SOURCE",
-        help="Hide facts in this document, not in made-up text; may be repeated.",
-        show_default=False,
+    _option(
+        "--source", "SOURCE", "Hide facts in this document, not in made-up text; may be repeated."
     ),
 ]
 Data = Annotated[
     list[Path] | None,
-    typer.Option(
-        "--data",
-        metavar="FILE",
-        help="A JSONL file of InfiniteBench, RULER or LongBench; may be repeated.",
-        show_default=False,
+    _option(
+        "--data", "FILE", "A JSONL file of InfiniteBench, RULER or LongBench; may be repeated."
     ),
 ]
 NumItems = Annotated[
     int | None,
-    typer.Option(
-        "--items",
-        metavar="N",
-        min=1,
-        help="Questions for each task and length.",
-        show_default=False,
-    ),
+    _option("--items", "N", "Questions for each task and length.", min=1),
 ]
 NumHaystacks = Annotated[
     int | None,
-    typer.Option(
-        "--haystacks",
-        metavar="N",
-        min=1,
-        help="Texts that they share, at most: each is prefilled once.",
-        show_default=False,
-    ),
+    _option("--haystacks", "N", "Texts that they share, at most: each is prefilled once.", min=1),
 ]
 Backgrounds = Annotated[
     str | None,
-    typer.Option(
+    _option(
         "--haystack",
-        metavar="KINDS",
-        help="What the texts are made of: noise, filler or document; several take turns.",
-        show_default=False,
+        "KINDS",
+        "What the texts are made of: noise, filler or document; several take turns.",
     ),
 ]
 Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Other seeds are other items.")]
 Out = Annotated[
     Path | None,
-    typer.Option(
-        "--out",
-        metavar="FILE",
-        help="Keep results there; the same command goes on with them.",
-        show_default=False,
-    ),
+    _option("--out", "FILE", "Keep results there; the same command goes on with them."),
 ]
 Html = Annotated[
     Path | None,

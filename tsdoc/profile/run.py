@@ -21,7 +21,7 @@ from tsdoc.profile.counts import traffic
 from tsdoc.profile.decode import decode_kernels, decode_runs, theta_curve
 from tsdoc.profile.full import compare_full
 from tsdoc.profile.keep import check_room, measure_keep, temporary_home
-from tsdoc.profile.machine import MemoryWatch, describe_machine
+from tsdoc.profile.machine import describe_machine
 from tsdoc.profile.prefill import measure_prefill, prefill_kernels
 from tsdoc.profile.prompt import ProfilePrompt, make_prompt
 from tsdoc.profile.request import ProfileRequest
@@ -40,6 +40,7 @@ from tsdoc.profile.roofline import measure_ceilings
 from tsdoc.profile.sweep import run_sweep
 from tsdoc.profile.warm import WarmStartError, measure_warm
 from tsdoc.progress import Reporter
+from tsdoc.session.calibration import PeakMemory
 from tsdoc.settings import Settings
 
 LONG_S = 60.0  # a prefill of more is announced
@@ -60,7 +61,7 @@ def run_profile(
     prompt = make_prompt(request, settings, home, device, reporter)
     reporter.finish()
     with ExitStack() as resources:
-        watch = resources.enter_context(MemoryWatch())
+        watch = resources.enter_context(PeakMemory())
         place = _place(prompt, settings, home, reporter, resources)
         measured = _measure(request, settings, prompt, device, place.directory, reporter)
         gc.collect()

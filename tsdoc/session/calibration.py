@@ -21,7 +21,7 @@ from tsdoc.prompt.files import read_checked, write_checked
 
 MIN_TOKENS = 512  # fewer say too little about the rate
 MAX_MEASURED = 64
-SAMPLE_EVERY_S = 0.25
+SAMPLE_EVERY_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,73 +32,41 @@ class Task:
 
 MANY = 24
 
+_ROWS: tuple[tuple[str, str, Make, Kind | None, int], ...] = (
+    ("niah_single_1", "one fact in repeated filler", needles.make_single, "filler", MANY),
+    ("niah_single_2", "one fact in prose", needles.make_single, "noise", MANY),
+    ("niah_single_3", "one fact in prose, a UUID", needles.make_single_uuid, "noise", MANY),
+    ("niah_multikey_1", "one fact among 4 of its kind", needles.make_multikey, "noise", 4 * MANY),
+    (
+        "niah_multikey_2",
+        "one fact in a text of nothing else",
+        needles.make_multikey_lines,
+        None,
+        4 * MANY,
+    ),
+    ("niah_multikey_3", "the same, all UUIDs", needles.make_multikey_uuids, None, 4 * MANY),
+    ("niah_multivalue", "four values of one key", needles.make_multivalue, "noise", MANY),
+    ("niah_multiquery", "four keys in one question", needles.make_multiquery, "noise", MANY),
+    ("vt", "variables assigned to one another", tracing.make_tracking, "noise", MANY),
+    ("cwe", "the ten most common words", tracing.make_common_words, None, 1),
+    ("fwe", "the three most frequent coded words", tracing.make_frequent_words, None, 1),
+    ("passkey", "a five-digit pass key in filler", infinite.make_passkey, "filler", 1),
+    (
+        "number_string",
+        "ten digits with repetitions in filler",
+        infinite.make_number_string,
+        "filler",
+        1,
+    ),
+    ("kv_retrieval", "a value of a long JSON object", infinite.make_kv_retrieval, None, 4 * MANY),
+    ("math_find", "the largest or smallest of many numbers", infinite.make_math_find, None, 6),
+)
 TASKS = MappingProxyType(
     {
-        task.name: task
-        for task in (
-            Task(
-                name="niah_single_1", about="one fact in repeated filler",
-                make=needles.make_single, background="filler", max_questions=MANY,
-            ),
-            Task(
-                name="niah_single_2", about="one fact in prose",
-                make=needles.make_single, background="noise", max_questions=MANY,
-            ),
-            Task(
-                name="niah_single_3", about="one fact in prose, a UUID",
-                make=needles.make_single_uuid, background="noise", max_questions=MANY,
-            ),
-            Task(
-                name="niah_multikey_1", about="one fact among 4 of its kind",
-                make=needles.make_multikey, background="noise", max_questions=4 * MANY,
-            ),
-            Task(
-                name="niah_multikey_2", about="one fact in a text of nothing else",
-                make=needles.make_multikey_lines, background=None, max_questions=4 * MANY,
-            ),
-            Task(
-                name="niah_multikey_3", about="the same, all UUIDs",
-                make=needles.make_multikey_uuids, background=None, max_questions=4 * MANY,
-            ),
-            Task(
-                name="niah_multivalue", about="four values of one key",
-                make=needles.make_multivalue, background="noise", max_questions=MANY,
-            ),
-            Task(
-                name="niah_multiquery", about="four keys in one question",
-                make=needles.make_multiquery, background="noise", max_questions=MANY,
-            ),
-            Task(
-                name="vt", about="variables assigned to one another",
-                make=tracing.make_tracking, background="noise", max_questions=MANY,
-            ),
-            Task(
-                name="cwe", about="the ten most common words",
-                make=tracing.make_common_words, background=None, max_questions=1,
-            ),
-            Task(
-                name="fwe", about="the three most frequent coded words",
-                make=tracing.make_frequent_words, background=None, max_questions=1,
-            ),
-            Task(
-                name="passkey", about="a five-digit pass key in filler",
-                make=infinite.make_passkey, background="filler", max_questions=1,
-            ),
-            Task(
-                name="number_string", about="ten digits with repetitions in filler",
-                make=infinite.make_number_string, background="filler", max_questions=1,
-            ),
-            Task(
-                name="kv_retrieval", about="a value of a long JSON object",
-                make=infinite.make_kv_retrieval, background=None, max_questions=4 * MANY,
-            ),
-            Task(
-                name="math_find", about="the largest or smallest of many numbers",
-                make=infinite.make_math_find, background=None, max_questions=6,
-            ),
-        )
+        name: Task(name=name, about=about, make=make, background=background, max_questions=most)
+        for name, about, make, background, most in _ROWS
     }
-)  # fmt: skip
+)
 
 
 def find_task(name: str) -> Task:
