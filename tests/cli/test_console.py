@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
 
 import pytest
 
 from tests.cli.conftest import Cli, FakeServices, Screen, make_document
-from tsdoc.cli.console import Terminal
+from tsdoc.cli.console import Terminal, word_wrapped
 from tsdoc.cli.reporter import ConsoleReporter, Stage, amount, duration
 from tsdoc.ingest.document import Section, SkippedFile, SourceFile
 
@@ -28,6 +29,34 @@ def screen(*, terminal: bool = False, stdin: str = "") -> tuple[Terminal, Screen
     stdout, stderr = Screen(terminal=terminal), Screen(terminal=terminal)
     typed = Screen(stdin, terminal=terminal)
     return Terminal(stdin=typed, stdout=stdout, stderr=stderr), stdout, stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("short enough", ["short enough"]),
+        ("one two three four five", ["one two three", "four five"]),
+        ("go with `tsdoc models use A` (any)", ["go with", "`tsdoc models use A`", "(any)"]),
+        ("say: tsdoc ask a.txt \"And why?\"", ["say:", 'tsdoc ask a.txt "And why?"']),
+        ("/a/path/that/has/no/end is gone", ["/a/path/that/has/no/end", "is gone"]),
+        ("東京東京 東京東京", ["東京東京", "東京東京"]),
+        ("", [""]),
+    ],
+)  # fmt: skip
+def test_lines_are_cut_between_words_and_commands_stay_whole(text: str, lines: list[str]) -> None:
+    assert word_wrapped(text, 14) == lines
+    assert word_wrapped(text, None) == [text]
+
+
+def test_what_is_said_fits_the_terminal_and_stays_one_line_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    terminal, _, stderr = screen(terminal=True)
+    terminal.say("one two three four")
+    monkeypatch.setattr(Screen, "fileno", lambda self: 2)
+    monkeypatch.setattr("os.get_terminal_size", lambda number: os.terminal_size((9, 24)))
+    terminal.say("one two three four")
+    assert stderr.getvalue() == "one two three four\none two\nthree\nfour\n"
 
 
 @pytest.mark.parametrize("encoding", ["cp1252", "ascii", "utf-8"])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shutil
 import sys
 import traceback
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
     from tsdoc.cli.tables import Column
 
+# A word, or what can be copied as a command: between backticks, or at the end behind a colon.
+_UNBROKEN = re.compile(r"(?:(?<=: )tsdoc .*|(?:`[^`]*`|\S)+)\s*|\s+")
 SHOW_CURSOR = "\x1b[?25h"
 
 
@@ -95,8 +98,9 @@ class Terminal:
             self._put(self.stdout, f"{line}\n")
 
     def say(self, message: str) -> None:
-        """Writes one line to stderr."""
-        self._put(self.stderr, visible_line(message) + "\n")
+        """Writes one line to stderr, where that is a terminal as several, cut between words."""
+        lines = word_wrapped(visible_line(message), _width(self.stderr))
+        self._put(self.stderr, "\n".join(lines) + "\n")
 
     def read_line(self, prompt: str) -> str | None:
         """Asks for a line, with editing and history where terminal and Python have them.
@@ -121,7 +125,8 @@ class Terminal:
 
     def prompt(self, question: str) -> str:
         """Writes a question to stderr and returns the line typed; empty at the end of input."""
-        self._put(self.stderr, visible(question) + " ")
+        lines = word_wrapped(visible_line(question), _width(self.stderr))
+        self._put(self.stderr, "\n".join(lines) + " ")
         self.stderr.flush()
         return self.stdin.readline()
 
@@ -168,6 +173,28 @@ class Terminal:
             raise ResourceError(
                 f"the output cannot be written ({error.strerror})", where=name
             ) from error
+
+
+def word_wrapped(text: str, width: int | None) -> list[str]:
+    """Cuts a line between words; a command to copy stays whole, however long it is."""
+    from rich.cells import cell_len
+
+    if width is None or cell_len(text) <= width:
+        return [text]
+    lines = [""]
+    for part in _UNBROKEN.findall(text):
+        if lines[-1].strip() and cell_len(lines[-1] + part.rstrip()) > width:
+            lines.append("")
+        lines[-1] += part
+    return [line.rstrip() for line in lines]
+
+
+def _width(stream: TextIO) -> int | None:
+    """How wide a terminal is; None when `stream` is none."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or None
+    except (OSError, ValueError):
+        return None
 
 
 def _silence(stream: TextIO) -> None:
