@@ -1,9 +1,10 @@
 """Measures a follow-up question on a document that is in the store already.
 
-    TSDOC_HOME=… python -m tests.bench_store SOURCE... --profile embedded [--cold]
+    TSDOC_HOME=… python -m tests.bench_store SOURCE... --profile embedded [--cold] [--index none]
 
-Prints the seconds of each stage, which share of K and V was checked (and so read), and what came
-from the disk. `--cold` first asks the kernel to forget the cached pages of the store's files.
+Prints the seconds of each stage, which share of K and V was checked (and so read) and which share
+the rows that were used are of it, after each of two questions, and what came from the disk.
+`--cold` first asks the kernel to forget the cached pages of the store's files.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+
 from tsdoc.home import find_home
 from tsdoc.ingest.options import IngestOptions
 from tsdoc.models.profiles import load_profile
@@ -23,11 +27,13 @@ from tsdoc.progress import Silent
 from tsdoc.session import open_session
 from tsdoc.settings import Settings
 from tsdoc.store import Entry
+from tsdoc.store.index_file import IndexLayout
 from tsdoc.store.key import PAGE_SIZE
+from tsdoc.store.piece import SegmentPiece
 
 
 def forget(root: Path) -> None:
-    for path in root.rglob("kv.bin"):
+    for path in root.rglob("*.bin"):
         fd = os.open(path, os.O_RDONLY)
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(fd)
@@ -40,13 +46,41 @@ def bytes_from_disk() -> int:
 
 def checked_bytes(entry: Entry) -> dict[str, int]:
     """Bytes of K and of V whose pages were checked, and all of them."""
-    found = {"K": 0, "V": 0, "all": 0}
+    found = {"K": 0, "V": 0, "all": 0, "index": 0}
     for segment in entry.segments:
         page_bytes = PAGE_SIZE * segment.info.shape.row_bytes
         found["K"] += int(segment.verified[:, 0].sum()) * page_bytes
         found["V"] += int(segment.verified[:, 1].sum()) * page_bytes
+        unit_bytes = page_bytes // segment.units_per_page
+        for (_, kind), units in segment._units_verified.items():
+            found["V" if kind else "K"] += int(units.sum()) * unit_bytes
         found["all"] += segment.verified.size * page_bytes
+        if segment.index() is not None:
+            found["index"] += IndexLayout(info=segment.info).num_bytes
     return found
+
+
+class UsedRows:
+    """Notes which rows were asked for, of pieces of the store."""
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[int, int], set[int]] = {}
+        check_rows = SegmentPiece.check_rows
+
+        def note(
+            piece: SegmentPiece, layer: int, kind: int, positions: npt.NDArray[np.int64]
+        ) -> None:
+            inside = positions[
+                (positions >= piece.start) & (positions < piece.start + piece.capacity)
+            ]
+            self._rows.setdefault((layer, kind), set()).update(inside.tolist())
+            check_rows(piece, layer, kind, positions)
+
+        SegmentPiece.check_rows = note  # type: ignore[method-assign]
+
+    def count(self) -> int:
+        """Rows of K and of V together."""
+        return sum(len(rows) for rows in self._rows.values())
 
 
 def at_text(times: list[float]) -> Callable[[str], None]:
@@ -59,6 +93,8 @@ def main() -> None:
     parser.add_argument("sources", nargs="+")
     parser.add_argument("--profile", default="embedded")
     parser.add_argument("--cold", action="store_true")
+    parser.add_argument("--index", default="int4")
+    parser.add_argument("--evidence", type=int, default=0)
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--question", default="Who is the heroine, and where does she live?")
     arguments = parser.parse_args()
@@ -66,8 +102,13 @@ def main() -> None:
     if arguments.cold:
         forget(home.store)
     settings = Settings.model_validate(
-        {**load_profile(arguments.profile), "answer": {"max_new_tokens": arguments.tokens}}
+        {
+            **load_profile(arguments.profile),
+            "answer": {"max_new_tokens": arguments.tokens, "evidence": arguments.evidence},
+            "engine": {"index": arguments.index},
+        }
     )
+    used = UsedRows()
     begun, read = time.perf_counter(), bytes_from_disk()
     with open_session(
         settings=settings,
@@ -82,16 +123,28 @@ def main() -> None:
         assert prepared.computed_tokens == 0, "not in the store"
         prepared_s = time.perf_counter() - begun - opened_s
         session._engines.make(len(session.prompt.ids) + 1000)  # load the weights
-        from_disk, answers, cpu_s = [], [], []
+        from_disk, answers, cpu_s, shares = [], [], [], []
+        entry = session._kv.entry if session._kv is not None else None
+        assert entry is not None
         for _ in range(2):
-            before, used = bytes_from_disk(), time.process_time()
+            before, begun_s = bytes_from_disk(), time.process_time()
             times: list[float] = []
             answers.append(session.ask(arguments.question, at_text(times)))
             from_disk.append(bytes_from_disk() - before)
-            cpu_s.append(round(times[0] - used, 2))
-        entry = session._kv.entry if session._kv is not None else None
-        assert entry is not None
-        checked = checked_bytes(entry)
+            cpu_s.append(round(times[0] - begun_s, 2))
+            checked = checked_bytes(entry)
+            row_bytes = entry.segments[0].info.shape.row_bytes
+            whole = checked["all"]
+            shares.append(
+                {
+                    "K": round(2 * checked["K"] / whole, 3),
+                    "V": round(2 * checked["V"] / whole, 3),
+                    "both_and_index": round(
+                        (checked["K"] + checked["V"] + checked["index"]) / whole, 3
+                    ),
+                    "rows_used": round(used.count() * row_bytes / whole, 3),
+                }
+            )
     report = {
         "prompt_tokens": prepared.prompt_tokens,
         "open_session_s": round(opened_s, 2),
@@ -101,9 +154,12 @@ def main() -> None:
         "first_token_cpu_s": cpu_s,
         "generated_tokens": answers[0].generated_tokens,
         "kv_bytes": checked["all"],
-        "checked_share_of_k": round(2 * checked["K"] / checked["all"], 3),
-        "checked_share_of_v": round(2 * checked["V"] / checked["all"], 3),
-        "checked_share": round((checked["K"] + checked["V"]) / checked["all"], 3),
+        "checked_shares": shares,
+        "decode_ms_per_token": [
+            round(1e3 * a.times_s["decode"] / max(a.generated_tokens - 1, 1)) for a in answers
+        ],
+        "answers": [answer.text for answer in answers],
+        "caught_by_the_index": session._engines.make(1).caught(),
         "from_disk_bytes": from_disk,
         "opening_from_disk_bytes": bytes_from_disk() - read - sum(from_disk),
     }

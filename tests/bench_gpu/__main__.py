@@ -1,7 +1,7 @@
 """Figures of the CUDA backend, each beside a ceiling or full attention measured on the spot.
 
     python -m tests.bench_gpu ceilings attention decode prefill transfer store trade equal \
-        index index_decode
+        index index_decode out_of_core
 
 Shape of Qwen2-7B, random weights, bfloat16; times are medians in milliseconds. FlashInfer is
 measured beside it where it is installed.
@@ -25,6 +25,7 @@ from tests.bench_gpu.common import DEVICE, QWEN2_7B, Row, make_model, median_ms
 from tests.bench_gpu.decode import decode
 from tests.bench_gpu.index import decode as index_decode
 from tests.bench_gpu.index import index
+from tests.bench_gpu.out_of_core import out_of_core
 from tests.bench_gpu.prefill import prefill, store, trade, transfer
 from tsdoc.engine.decoder import Decoder
 from tsdoc.engine.engine import Engine
@@ -105,6 +106,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=1_048_576)
     parser.add_argument("--block", type=int, default=8192)
     parser.add_argument("--chunk", type=int, default=512)
+    parser.add_argument("--cap", type=int, default=24_000_000_000)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     tokens, block, chunk = options.tokens, options.block, options.chunk
@@ -114,6 +116,7 @@ def main() -> None:
         "transfer": lambda decoder: transfer(decoder, min(tokens, 131_072)),
         "store": lambda decoder: store(decoder, min(tokens, 262_144), block),
         "trade": lambda decoder: trade(decoder, tokens),
+        "out_of_core": lambda decoder: out_of_core(decoder, tokens, block, options.cap),
         "index_decode": lambda decoder: index_decode(decoder, tokens),
     }
     single: dict[str, Callable[[], list[Row]]] = {

@@ -14,7 +14,8 @@ from tests.bench_gpu.decode import timed_answer
 from tsdoc.engine.engine import Engine
 from tsdoc.engine.fused_decoder import FusedDecoder
 from tsdoc.engine.generate import GenerationConfig
-from tsdoc.kernels.index import IndexConfig, approximate_scores, find_basis, query_weights
+from tsdoc.kernels.index import approximate_scores, find_basis, query_weights
+from tsdoc.kernels.index_use import IndexConfig
 from tsdoc.kernels.kv import DevicePiece
 from tsdoc.kernels.page_pool import PagePool
 from tsdoc.kernels.rope import make_rope_table

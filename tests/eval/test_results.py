@@ -81,6 +81,14 @@ def test_cells_have_n_interval_depths_and_times() -> None:
     assert (cell.prefill_s, cell.first_s) == (2.0, 0.5)
     assert cell.token_s == pytest.approx(0.2)
     assert cell.hit_ratio == pytest.approx(0.4)
+    assert cell.caught is None
+
+
+def test_what_the_index_caught_is_the_mean_of_the_items_that_know() -> None:
+    items = [make_item(i, 1.0) for i in range(3)]
+    known = [dataclasses.replace(item, caught=0.9 + i / 20) for i, item in enumerate(items[:2])]
+    (cell,) = make_cells([*known, items[2]])
+    assert cell.caught == pytest.approx(0.925)
 
 
 def test_a_difference_is_taken_over_the_items_both_answered() -> None:

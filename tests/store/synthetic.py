@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from tsdoc.errors import CorruptPageError
+from tsdoc.kernels.kv import VALUES
 from tsdoc.store import KVShape, ModelKey, Store
 
 SHAPE = KVShape(num_layers=2, num_kv_heads=2, head_dim=4, kv_dtype="bfloat16")
@@ -95,7 +96,7 @@ def read(holder, shape=SHAPE):
         here = slice(piece.start, piece.start + piece.capacity)
         for layer in range(shape.num_layers):
             piece.check_keys(layer, 0, end)
-            piece.check_values(layer, positions)
+            piece.check_rows(layer, VALUES, positions)
             out[layer, 0, here] = piece.keys(layer)
             out[layer, 1, here] = piece.values(layer)
     return out

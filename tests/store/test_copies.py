@@ -72,6 +72,6 @@ def test_rows_written_without_the_mapping_are_committed_and_read_back_through_it
         (piece,) = entry.pieces
         for layer in range(SHAPE.num_layers):
             piece.check_keys(layer, 0, len(IDS))
-            piece.check_values(layer, np.arange(len(IDS)))
+            piece.check_rows(layer, VALUES, np.arange(len(IDS)))
             assert np.array_equal(piece.keys(layer), DATA[layer, KEYS])
             assert np.array_equal(piece.values(layer), DATA[layer, VALUES])

@@ -20,6 +20,7 @@ from tests.store.synthetic import (
     read,
 )
 from tsdoc.errors import CorruptPageError, DamagedStoreError, StoreError, StoreFormatError
+from tsdoc.kernels.kv import VALUES
 from tsdoc.store import Store
 from tsdoc.store.files import write_json
 from tsdoc.store.key import FORMAT
@@ -63,9 +64,9 @@ def test_a_flipped_bit_in_kv_is_named_and_only_its_block_computed_again(store, b
     region = 32_768  # 1900 tokens of 16 bytes, padded
     flip(path, region * 3 + 700 * 16)  # V of layer 1, token 700
     with store.open(KEY, IDS) as entry:
-        entry.pieces[0].check_values(1, np.array([0, 255, 256, 511, 768, 1899]))
+        entry.pieces[0].check_rows(1, VALUES, np.array([0, 255, 256, 511, 768, 1899]))
         with pytest.raises(CorruptPageError, match="page 2 of layer 1") as caught:
-            entry.pieces[0].check_values(1, np.array([700]))
+            entry.pieces[0].check_rows(1, VALUES, np.array([700]))
     assert (caught.value.start, caught.value.end) == (512, 1024)
     assert str(path) in str(caught.value)
     assert ask(store) == [(512, 1024)]
@@ -430,7 +431,7 @@ def test_a_file_that_is_cut_while_it_is_open_is_an_error_before_each_use(store, 
         os.truncate(path, size)
         for check in (
             lambda: entry.pieces[0].check_keys(0, 0, 10),
-            lambda: entry.pieces[0].check_values(1, np.array([1, 1899])),
+            lambda: entry.pieces[0].check_rows(1, VALUES, np.array([1, 1899])),
         ):
             with pytest.raises(DamagedStoreError, match="was cut to"):
                 check()

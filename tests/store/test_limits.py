@@ -21,6 +21,7 @@ from tests.store.synthetic import (
     read,
 )
 from tsdoc.errors import ResourceError, StoreError
+from tsdoc.kernels.kv import VALUES
 from tsdoc.store import KVShape, Store
 
 
@@ -253,5 +254,5 @@ def test_checked_pages_cost_next_to_nothing(store):
     start = time.process_time()
     for _ in range(100):
         entry.pieces[0].check_keys(0, 0, 20_000)
-        entry.pieces[0].check_values(0, positions)
+        entry.pieces[0].check_rows(0, VALUES, positions)
     assert time.process_time() - start < 0.1

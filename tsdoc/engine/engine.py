@@ -15,12 +15,13 @@ from tsdoc.engine.generate import Generation, GenerationConfig
 from tsdoc.engine.selection_cache import MAX_HITS
 from tsdoc.engine.team import ALONE, Team
 from tsdoc.errors import UsageError
-from tsdoc.kernels.index import IndexConfig, IndexUse, StoredIndex
+from tsdoc.kernels.index_use import IndexConfig, IndexWatch
 from tsdoc.kernels.interface import Backend, DeviceCache
-from tsdoc.kernels.kv import KVPiece
+from tsdoc.kernels.kv import KVPiece, MemoryPiece
 from tsdoc.kernels.rope import make_rope_table
 from tsdoc.kernels.selection import SelectionConfig
-from tsdoc.kernels.torch_cache import TorchBackend
+from tsdoc.kernels.torch_cache import TorchBackend, as_tensor
+from tsdoc.kernels.torch_index import make_layer_index
 
 
 class Engine:
@@ -62,7 +63,7 @@ class Engine:
                 hint=f"Lower top_k by {needed - window} or choose a model with a longer window.",
             )
         self._budget, self._needed = budget, needed
-        self._index = index
+        self.index = IndexWatch(index) if index is not None else None
         positions = max(needed, selection.n_local + chunk)
         config = decoder.config
         self.backend = backend or TorchBackend(num_kv_heads=config.num_kv_heads)
@@ -73,7 +74,7 @@ class Engine:
         """Whether it does for prompts of up to `max_tokens` too."""
         return min(self._budget, max_tokens) <= self._needed
 
-    def cache(self, pieces: Sequence[KVPiece], index: IndexUse | None = None) -> DeviceCache:
+    def cache(self, pieces: Sequence[KVPiece], index: IndexWatch | None = None) -> DeviceCache:
         """A device cache over `pieces`, which cover the prompt without gaps."""
         cache = self.backend.cache(pieces, self.runner.rope, self.runner.selection, index)
         self.runner.team.followers.know(cache, pieces)
@@ -120,21 +121,33 @@ class Engine:
                 commits.add(last, self.runner.save(cache, first, last))
             commits.finish()
 
+    def index_piece(self, piece: KVPiece) -> None:
+        """Makes the key index of a piece in memory that is complete, where it will be used."""
+        if not isinstance(piece, MemoryPiece) or self.index is None:
+            return
+        if self.index.config.applies(self.runner.selection, piece.capacity):
+            layers = range(self.runner.decoder.config.num_layers)
+            piece.set_index([make_layer_index(as_tensor(piece.keys(layer))) for layer in layers])
+
+    def caught(self) -> float | None:
+        """Share of exact selections' votes that selections by the key index caught.
+
+        None where no selection was made both ways (see `IndexConfig.sample`).
+        """
+        return self.index.mean_share if self.index is not None else None
+
     def generate(
         self,
         pieces: Sequence[KVPiece],
         question: Sequence[int],
         start: int,
         config: GenerationConfig,
-        stored: StoredIndex | None = None,
     ) -> Generation:
         """Starts an answer to `question` (token ids) at position `start`; iterate to run it.
 
-        `pieces` hold [0, start) and have room for the question and the answer behind it; `stored`
-        is an index over some of them.
+        `pieces` hold [0, start) and have room for the question and the answer behind it.
         """
-        index = IndexUse(config=self._index, stored=stored) if self._index is not None else None
-        cache = self.cache(pieces, index)
+        cache = self.cache(pieces, self.index)
         self.runner.load(cache, start)
         return Generation(
             runner=self.runner,

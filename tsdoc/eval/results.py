@@ -29,6 +29,7 @@ class ItemResult:
         decode_s: For the tokens after the first.
         lookups: Selections asked for during decoding.
         hits: Those that the Selection Cache answered.
+        caught: Share of exact selections' votes that the key index caught; None if not measured.
     """
 
     policy: str
@@ -47,6 +48,7 @@ class ItemResult:
     decode_s: float
     lookups: int
     hits: int
+    caught: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +71,7 @@ class Cell:
     first_s: float
     token_s: float | None
     hit_ratio: float | None
+    caught: float | None
 
 
 class ResultFile:
@@ -165,6 +168,7 @@ def _cell(key: tuple[str, str, int], items: Sequence[ItemResult]) -> Cell:
     haystacks = {item.haystack: item.prefill_s for item in items}
     more = sum(max(0, item.generated_tokens - 1) for item in items)
     lookups = sum(item.lookups for item in items)
+    caught = [item.caught for item in items if item.caught is not None]
     return Cell(
         policy=key[0],
         task=key[1],
@@ -178,6 +182,7 @@ def _cell(key: tuple[str, str, int], items: Sequence[ItemResult]) -> Cell:
         first_s=sum(item.first_s for item in items) / n,
         token_s=sum(item.decode_s for item in items) / more if more else None,
         hit_ratio=sum(item.hits for item in items) / lookups if lookups else None,
+        caught=sum(caught) / len(caught) if caught else None,
     )
 
 

@@ -125,6 +125,7 @@ class Evaluation:
                     decode_s=reply.decode_s,
                     lookups=reply.lookups,
                     hits=reply.hits,
+                    caught=reply.caught,
                 )
             )
             progress.answered()

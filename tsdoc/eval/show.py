@@ -78,8 +78,16 @@ def summary_lines(report: EvalReport) -> Iterator[str]:
         by = f" with {policy}" if several else ""
         yield (
             f"At {where}{by}: {100 * mean:.0f} % right "
-            f"(95 %: {100 * low:.0f} to {100 * high:.0f}, n = {n})"
+            f"(95 %: {100 * low:.0f} to {100 * high:.0f}, n = {n}){_caught(cells)}"
         )
+
+
+def _caught(cells: list[Cell]) -> str:
+    known = [cell.caught for cell in cells if cell.caught is not None]
+    if not known:
+        return ""
+    share = 100 * sum(known) / len(known)
+    return f"; the key index caught {share:.1f} % of the votes that exact selections catch"
 
 
 def difference_line(difference: Difference) -> str:

@@ -17,11 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
-
-from tsdoc.kernels.selection import SelectionConfig
 
 RANK = 32  # directions kept; unused ones of small heads have weight 0
 LEVELS = 16
@@ -29,56 +26,7 @@ STEPS_PER_SIGMA = 8 / 3  # codes span three standard deviations to either side
 PAGE = 256
 HALF = PAGE // 2
 FIRST_EPOCH = 8192
-WORTHWHILE = 4  # times as many tokens as candidates, or all are scored
 SAMPLE = 16_384  # keys a basis is found from, at most
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IndexConfig:
-    """How candidates are found before they are scored exactly.
-
-    Attributes:
-        candidates: Tokens scored exactly, as a multiple of top_k.
-        floor: Least share of the exact selection's votes that has to be caught (see
-            `tsdoc.kernels.fidelity`); below it everything is scored exactly.
-    """
-
-    candidates: int = 2
-    floor: float = 0.95
-
-    def applies(self, config: SelectionConfig, num_tokens: int) -> bool:
-        """Whether a selection among `num_tokens` is worth, and able, to go through the index."""
-        is_plain = config.function == "head_soft_vote" and config.sets == "one"
-        enough = WORTHWHILE * self.candidates * config.top_k
-        return is_plain and config.smoothing == 1 and num_tokens >= enough
-
-
-class StoredIndex(Protocol):
-    """An index that lies ready in host memory."""
-
-    @property
-    def num_tokens(self) -> int:
-        """Positions [0, num_tokens) are in it."""
-
-    def layer(self, layer: int) -> tuple[IndexBasis, torch.Tensor]:
-        """Basis and packed codes [num_kv_heads, num_pages · 128, RANK] of one layer.
-
-        Raises:
-            DamagedStoreError: what is stored does not match its checksum.
-        """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IndexUse:
-    """What a cache selects with.
-
-    Attributes:
-        config: How.
-        stored: For devices that read keys where they lie; others build theirs.
-    """
-
-    config: IndexConfig
-    stored: StoredIndex | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

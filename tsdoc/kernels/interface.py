@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from tsdoc.kernels.index import IndexUse
+from tsdoc.kernels.index_use import IndexWatch
 from tsdoc.kernels.kv import KVPiece
 from tsdoc.kernels.rope import RopeTable
 from tsdoc.kernels.selection import ChunkRange, SelectionConfig
@@ -204,7 +204,7 @@ class Backend(Protocol):
         pieces: Sequence[KVPiece],
         rope: RopeTable,
         config: SelectionConfig,
-        index: IndexUse | None = None,
+        index: IndexWatch | None = None,
     ) -> DeviceCache:
         """A cache over `pieces`, which cover the prompt without gaps.
 

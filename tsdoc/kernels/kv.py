@@ -6,6 +6,7 @@ store (a parent's, then the entry's own) and a private one in memory for questio
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,6 +16,23 @@ import numpy.typing as npt
 KVArray = npt.NDArray[np.uint16] | npt.NDArray[np.float32]
 
 KEYS, VALUES = 0, 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerIndex:
+    """The key index of one layer over consecutive tokens: see `tsdoc.kernels.index`.
+
+    Attributes:
+        centre: [num_kv_heads, head_dim] float32.
+        axes: [num_kv_heads, head_dim, rank] float32.
+        steps: [num_kv_heads, rank] float32.
+        codes: [num_kv_heads, num_pages · 128, rank] uint8; pages are counted from the first token.
+    """
+
+    centre: npt.NDArray[np.float32]
+    axes: npt.NDArray[np.float32]
+    steps: npt.NDArray[np.float32]
+    codes: npt.NDArray[np.uint8]
 
 
 class KVPiece(Protocol):
@@ -81,8 +99,16 @@ class KVPiece(Protocol):
             DamagedStoreError: the file behind it was cut.
         """
 
-    def check_values(self, layer: int, positions: npt.NDArray[np.int64]) -> None:
-        """Checks the KV pages of V that hold `positions` (absolute, sorted), once per process."""
+    def check_rows(self, layer: int, kind: int, positions: npt.NDArray[np.int64]) -> None:
+        """Checks what holds `positions` (absolute, sorted) of K or V, once per process.
+
+        Raises:
+            CorruptPageError: a page does not match its checksum.
+            DamagedStoreError: the file behind it was cut.
+        """
+
+    def index(self, layer: int) -> LayerIndex | None:
+        """The key index of one layer over all tokens of the piece; None where there is none."""
 
 
 KV_DTYPES: dict[str, type[np.uint16] | type[np.float32]] = {
@@ -160,8 +186,11 @@ class DevicePiece:
     def check_keys(self, layer: int, start: int, end: int) -> None:
         """The device's memory is trusted."""
 
-    def check_values(self, layer: int, positions: npt.NDArray[np.int64]) -> None:
+    def check_rows(self, layer: int, kind: int, positions: npt.NDArray[np.int64]) -> None:
         """The device's memory is trusted."""
+
+    def index(self, layer: int) -> None:
+        """The device makes its own."""
 
 
 class MemoryPiece:
@@ -194,6 +223,7 @@ class MemoryPiece:
         self._data = np.zeros(
             (num_layers, 2, capacity, num_kv_heads, head_dim), dtype=KV_DTYPES[kv_dtype]
         )
+        self._layers: tuple[LayerIndex, ...] = ()
 
     @property
     def content(self) -> object:
@@ -233,8 +263,16 @@ class MemoryPiece:
     def check_keys(self, layer: int, start: int, end: int) -> None:
         """Memory is trusted."""
 
-    def check_values(self, layer: int, positions: npt.NDArray[np.int64]) -> None:
+    def check_rows(self, layer: int, kind: int, positions: npt.NDArray[np.int64]) -> None:
         """Memory is trusted."""
+
+    def set_index(self, layers: Sequence[LayerIndex]) -> None:
+        """Takes the key index of all layers, over all tokens, which change no more."""
+        self._layers = tuple(layers)
+
+    def index(self, layer: int) -> LayerIndex | None:
+        """See `KVPiece.index`."""
+        return self._layers[layer] if self._layers else None
 
 
 def make_piece(

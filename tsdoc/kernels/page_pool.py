@@ -1,4 +1,4 @@
-"""K and V of one prompt in device memory: pages of 256 tokens behind a page table."""
+"""K and V of one prompt: pages of 256 tokens behind a page table, on the device or on the host."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from tsdoc.errors import ResourceError
-
-PAGE_SIZE = 256
+from tsdoc.kernels.host_pool import PAGE_SIZE, KeyStage, host_tensor
 
 
 class PagePool:
@@ -40,6 +39,8 @@ class PagePool:
         self.page_table = torch.empty(0, dtype=torch.int32, device=device)
         self._resident = 0
         self.unchanged = 0
+        self._on_host = False
+        self._stage: KeyStage | None = None
 
     @property
     def resident(self) -> int:
@@ -48,16 +49,57 @@ class PagePool:
 
     @resident.setter
     def resident(self, end: int) -> None:
+        if end < self._resident and self._stage is not None:
+            self._stage.forget()
         self._resident = end
         self.unchanged = min(self.unchanged, end)
+
+    @property
+    def on_host(self) -> bool:
+        """Whether K and V are in host memory, which the device reads over the bus."""
+        return self._on_host
+
+    def move_to_host(self) -> None:
+        """Keeps K and V in host memory from now on; what is held is given up."""
+        self._on_host = True
+        self._stage = None
+        self.keys = [self._rows(0)] * len(self.keys)
+        self.values = list(self.keys)
+        self.place([])
+        self.resident = 0
+
+    def keys_to_score(self, layer: int, written: int, end: int) -> torch.Tensor:
+        """Keys of a layer for a kernel that reads all of them, [num_slots, …] on the device.
+
+        Args:
+            layer: Which.
+            written: Positions from here on may have been written since the last call.
+            end: Position after the last that is read.
+        """
+        if not self._on_host:
+            return self.keys[layer]
+        if self._stage is None:
+            self._stage = KeyStage(self.keys, self._device)
+        if self._pages != list(range(len(self._pages))):  # rows are not in order: all of them
+            written, end = 0, self.capacity
+        return self._stage.get(layer, written, end)
+
+    def _rows(self, num_tokens: int) -> torch.Tensor:
+        if self._on_host:
+            return host_tensor((num_tokens, *self._row), self._dtype, self._device)
+        return torch.empty(num_tokens, *self._row, dtype=self._dtype, device=self._device)
 
     @property
     def capacity(self) -> int:
         """Positions there is room for."""
         return len(self._pages) * PAGE_SIZE
 
+    def stage_bytes(self, num_tokens: int) -> int:
+        """Device memory that a prompt of so many tokens in host memory takes to be scored."""
+        return self.bytes_for(num_tokens) // len(self.keys)
+
     def bytes_for(self, num_tokens: int) -> int:
-        """Device memory that K and V of so many tokens take."""
+        """Memory that K and V of so many tokens take."""
         heads, head_dim = self._row
         rows = -(-num_tokens // PAGE_SIZE) * PAGE_SIZE
         return 2 * len(self.keys) * rows * heads * head_dim * self._dtype.itemsize
@@ -71,10 +113,11 @@ class PagePool:
         num_pages = -(-num_tokens // PAGE_SIZE)
         if num_pages <= len(self._pages):
             return
+        self._stage = None
         try:
             for layers in (self.keys, self.values):
                 for layer, old in enumerate(layers):
-                    new = old.new_empty(num_pages * PAGE_SIZE, *self._row)
+                    new = self._rows(num_pages * PAGE_SIZE)
                     new[: old.shape[0]] = old
                     layers[layer] = new
         except torch.OutOfMemoryError as error:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from tsdoc.kernels.election import JointElection
-from tsdoc.kernels.index import IndexUse
+from tsdoc.kernels.index_use import IndexWatch
 from tsdoc.kernels.interface import DeviceCache, Pending, Ranges, Window
 from tsdoc.kernels.kv import KVPiece
 from tsdoc.kernels.ranks import Mesh
@@ -43,7 +43,7 @@ class ShardedBackend:
         pieces: Sequence[KVPiece],
         rope: RopeTable,
         config: SelectionConfig,
-        index: IndexUse | None = None,
+        index: IndexWatch | None = None,
     ) -> ShardedCache:
         """See `Backend.cache`; every key is scored, whatever `index` there is."""
         own = [HeadPiece(piece, self._shard.kv) for piece in pieces]

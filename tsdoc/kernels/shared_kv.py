@@ -67,8 +67,11 @@ class FilePiece:
     def check_keys(self, layer: int, start: int, end: int) -> None:
         """Left to the process that keeps them, which uses the same pages in the same step."""
 
-    def check_values(self, layer: int, positions: npt.NDArray[np.int64]) -> None:
+    def check_rows(self, layer: int, kind: int, positions: npt.NDArray[np.int64]) -> None:
         """As `check_keys`."""
+
+    def index(self, layer: int) -> None:
+        """Ranks read all keys."""
 
 
 class SharedPiece(FilePiece):
@@ -210,6 +213,9 @@ class HeadPiece:
         """See `KVPiece.check_keys`."""
         self._whole.check_keys(layer, start, end)
 
-    def check_values(self, layer: int, positions: npt.NDArray[np.int64]) -> None:
-        """See `KVPiece.check_values`."""
-        self._whole.check_values(layer, positions)
+    def check_rows(self, layer: int, kind: int, positions: npt.NDArray[np.int64]) -> None:
+        """See `KVPiece.check_rows`."""
+        self._whole.check_rows(layer, kind, positions)
+
+    def index(self, layer: int) -> None:
+        """Ranks read all keys."""

@@ -17,8 +17,8 @@ import torch
 
 from tsdoc.kernels.attention import chunk_attention, mass_by_position
 from tsdoc.kernels.election import Election, OwnElection, Race
-from tsdoc.kernels.index import IndexUse
-from tsdoc.kernels.kv import KVPiece
+from tsdoc.kernels.index_use import IndexWatch
+from tsdoc.kernels.kv import KEYS, VALUES, KVPiece
 from tsdoc.kernels.rope import RopeTable
 from tsdoc.kernels.selection import (
     ChunkRange,
@@ -28,6 +28,7 @@ from tsdoc.kernels.selection import (
     selection_query,
     token_queries,
 )
+from tsdoc.kernels.torch_index import select_by_index
 from tsdoc.kernels.torch_window import TorchWindow
 from tsdoc.kernels.workers import Workers
 
@@ -67,7 +68,7 @@ class TorchBackend:
         pieces: Sequence[KVPiece],
         rope: RopeTable,
         config: SelectionConfig,
-        index: IndexUse | None = None,
+        index: IndexWatch | None = None,
     ) -> TorchCache:
         """See `Backend.cache`."""
         return TorchCache(
@@ -101,7 +102,7 @@ class TorchCache:
         config: SelectionConfig,
         *,
         num_kv_heads: int,
-        index: IndexUse | None = None,
+        index: IndexWatch | None = None,
         election: Election | None = None,
         workers: Workers | None = None,
     ) -> None:
@@ -147,6 +148,20 @@ class TorchCache:
         allowed: Sequence[tuple[int, int]] | None = None,
     ) -> list[torch.Tensor]:
         """See `DeviceCache.select`."""
+        if self._index is not None and len(ranges) == 1:
+            found = self._select_by_index(self._index, layer, queries[0], ranges[0], allowed)
+            if found is not None:
+                return [found]
+        return self._select_exactly(layer, queries, ranges, allowed)
+
+    def _select_exactly(
+        self,
+        layer: int,
+        queries: torch.Tensor,
+        ranges: Sequence[ChunkRange],
+        allowed: Sequence[tuple[int, int]] | None,
+    ) -> list[torch.Tensor]:
+        """See `select`: every candidate is scored."""
         config = self._config
         num_sets = self._num_kv_heads if config.sets == "per_kv_head" else 1
         chosen: list[torch.Tensor | None] = [None] * len(ranges)
@@ -169,6 +184,66 @@ class TorchCache:
             for at, indices in zip(part, found, strict=True):
                 chosen[at] = indices
         return [c for c in chosen if c is not None]
+
+    def _select_by_index(
+        self,
+        watch: IndexWatch,
+        layer: int,
+        query: torch.Tensor,
+        around: ChunkRange,
+        allowed: Sequence[tuple[int, int]] | None,
+    ) -> torch.Tensor | None:
+        """Selection of one chunk through the pieces' indexes; None where it is not worth it."""
+        config, found_by = self._config, watch.config
+        if not found_by.applies(config, around.num_candidates) or not watch.is_trusted(layer):
+            return None
+        covering = self._covering(around.init_end, around.local_start)
+        pieces = [(piece, piece.index(layer)) for piece, _, _ in covering]
+        indexed = sum(b - a for (_, a, b), (_, i) in zip(covering, pieces, strict=True) if i)
+        if not found_by.applies(config, indexed):
+            return None
+        scaled = query * query.shape[-1] ** -0.5
+        chosen = select_by_index(
+            pieces,
+            scaled,
+            around,
+            allowed,
+            lambda positions: self._score_rows(layer, scaled, positions),
+            top_k=config.top_k,
+            num_candidates=found_by.candidates * config.top_k,
+        )
+        if allowed is None and watch.wants_sample():
+            (exact,) = self._select_exactly(layer, query.unsqueeze(0), [around], allowed)
+            watch.note(layer, self._share(layer, query, around, chosen, exact))
+        return chosen  # also then, so that an answer does not depend on what is sampled
+
+    def _share(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        around: ChunkRange,
+        chosen: torch.Tensor,
+        exact: torch.Tensor,
+    ) -> float:
+        """The share of the votes for `exact` that `chosen` has; both [1, num_selected]."""
+        start, end = around.init_end, around.local_start
+        logits = self._score(layer, query.unsqueeze(0), start, end)
+        ballots = torch.softmax(logits, dim=-1).sum(dim=(0, 1, 2))
+        return float(ballots[chosen[0] - start].sum() / ballots[exact[0] - start].sum())
+
+    def _score_rows(self, layer: int, query: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Scores [num_qo_heads, n] of a scaled query and the keys at `positions` [n], ascending."""
+        grouped = query.view(self._num_kv_heads, -1, query.shape[-1])
+        scores = torch.empty(self._num_kv_heads, grouped.shape[1], positions.numel())
+        for piece in self._pieces:
+            bounds = torch.tensor([piece.start, piece.start + piece.capacity])
+            first, last = torch.searchsorted(positions, bounds).tolist()
+            if first < last:
+                where = positions[first:last]
+                piece.check_rows(layer, KEYS, where.numpy())
+                keys = self._rows(piece, layer)[0][where - piece.start].float()
+                scores[..., first:last] = torch.bmm(grouped, keys.permute(1, 2, 0))
+        return scores.flatten(0, 1)
 
     def soft_votes(self, layer: int, q: torch.Tensor, start: int, end: int) -> torch.Tensor:
         """See `DeviceCache.soft_votes`."""
@@ -301,9 +376,8 @@ class TorchCache:
                     continue
                 where = row[first:last]
                 absolute = where.numpy()
-                # Selection has read all keys between the first and the last already.
-                piece.check_keys(layer, int(absolute[0]), int(absolute[-1]) + 1)
-                piece.check_values(layer, absolute)
+                piece.check_rows(layer, KEYS, absolute)
+                piece.check_rows(layer, VALUES, absolute)
                 heads = slice(number * heads_per_set, (number + 1) * heads_per_set)
                 local = where - piece.start
                 k[heads, first:last] = keys[local, heads].transpose(0, 1).float()

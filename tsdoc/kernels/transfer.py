@@ -15,8 +15,9 @@ from contextlib import AbstractContextManager, nullcontext
 import numpy as np
 import torch
 
+from tsdoc.kernels.host_pool import PAGE_SIZE
 from tsdoc.kernels.kv import KEYS, VALUES, KVArray, KVPiece
-from tsdoc.kernels.page_pool import PAGE_SIZE, PagePool
+from tsdoc.kernels.page_pool import PagePool
 
 NUM_WORKERS = 12
 STAGING_BYTES = 16 << 20
@@ -84,7 +85,8 @@ class Transfer:
         if self._on_cuda:
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch gives it no types
             event.record()
-            ready = event.wait  # the worker's stream waits, nobody else
+            # The worker's stream waits, nobody else; a copy within the host has no stream.
+            ready = event.synchronize if self._pool.on_host else event.wait
         return Saved(
             [
                 self._workers.submit(self._save_rows, pieces, layer, kind, start, end, ready)

@@ -114,9 +114,12 @@ class TritonWindow:
         own = slice(self._length, self._length + 1)
         pool = self._parts.pool
         ((_, _, slot),) = pool.runs(position, position + 1)
-        rotated = self._rope.rotate(pool.keys[self._layer][slot].unsqueeze(1).float(), own)
+        k, v = (
+            held[self._layer][slot].unsqueeze(1).to(q.device) for held in (pool.keys, pool.values)
+        )
+        rotated = self._rope.rotate(k.float(), own)
         self._k[:, own] = rotated.to(self._k.dtype)
-        self._v[:, own] = pool.values[self._layer][slot].unsqueeze(1).to(self._v.dtype)
+        self._v[:, own] = v.to(self._v.dtype)
         self._length += 1
         length = torch.tensor([self._length], dtype=torch.int32).to(q.device)
         out = attend_window(q[0].contiguous(), self._k, self._v, length, self._rope)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from tsdoc.errors import ResourceError
-from tsdoc.kernels.index import IndexUse
+from tsdoc.kernels.index_use import IndexWatch
 from tsdoc.kernels.kv import KVPiece
 from tsdoc.kernels.page_pool import PagePool
 from tsdoc.kernels.rope import RopeTable
@@ -20,6 +20,8 @@ from tsdoc.kernels.triton_parts import CacheParts
 from tsdoc.models.config import ModelConfig
 
 WORK_BYTES = 5 << 30  # activations of a block, votes, gathered rows, what libraries take
+HOST_WORK_BYTES = 3 << 30  # the same where memory is short: what was measured, and a margin
+HOST_SHARE = 0.8  # of the host's free memory that may be pinned
 SPARE_TOKENS = 4096  # room for questions and answers behind a prompt
 
 
@@ -31,6 +33,7 @@ class TritonBackend:
         kv_dtype: Type of the pool, "bfloat16" or "float32".
         compute_dtype: Type of queries and matrix products.
         device: A CUDA device; the CPU where kernels run in Triton's interpreter.
+        memory_bytes: Device memory to use at most; None is all there is.
     """
 
     save_ahead = 2
@@ -42,8 +45,12 @@ class TritonBackend:
         kv_dtype: str,
         compute_dtype: torch.dtype,
         device: torch.device,
+        memory_bytes: int | None = None,
     ) -> None:
         self.device = device
+        self._memory_bytes = memory_bytes
+        if memory_bytes is not None and device.type == "cuda":
+            limit_memory(memory_bytes, device)
         self._pieces: list[tuple[object, int]] = []  # what the pool belongs to, with their ends
         self.pool = PagePool(
             num_layers=config.num_layers,
@@ -69,7 +76,7 @@ class TritonBackend:
         pieces: Sequence[KVPiece],
         rope: RopeTable,
         config: SelectionConfig,
-        index: IndexUse | None = None,
+        index: IndexWatch | None = None,
     ) -> TritonCache:
         """See `Backend.cache`."""
         end = max(piece.start + piece.capacity for piece in pieces)
@@ -84,18 +91,26 @@ class TritonBackend:
     def _check_memory(self, num_tokens: int) -> None:
         """Plans before anything is computed, rather than failing in the middle.
 
+        K and V that do not fit beside the weights go to host memory.
+
         Raises:
-            ResourceError: K and V of so many tokens do not fit beside the weights.
+            ResourceError: they do not fit there either.
         """
         if self.device.type != "cuda":
             return
-        free, total = torch.cuda.mem_get_info(self.device)
-        free += torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
-        held = self.pool.bytes_for(self.pool.capacity)
-        needed = self.pool.bytes_for(num_tokens + SPARE_TOKENS) - held
-        if needed + WORK_BYTES <= free:
+        free, total = free_memory(self.device, self._memory_bytes)
+        pool, room = self.pool, num_tokens + SPARE_TOKENS
+        held = 0 if pool.on_host else pool.bytes_for(pool.capacity)
+        needed = pool.bytes_for(room) - held
+        if not pool.on_host and needed + WORK_BYTES <= free:
             return
-        per_token = self.pool.bytes_for(256) / 256
+        beside = pool.stage_bytes(room) + self._parts.index.bytes_for(room) + HOST_WORK_BYTES
+        if beside <= free + held and fits_host(pool.bytes_for(room)):
+            if not pool.on_host:
+                pool.move_to_host()
+                torch.cuda.empty_cache()
+            return
+        per_token = pool.bytes_for(256) / 256
         most = max(0, int((free + held - WORK_BYTES) / per_token) - SPARE_TOKENS)
         raise ResourceError(
             f"K and V of {num_tokens:,} tokens need {needed / 1e9:.1f} GB of device memory and "
@@ -119,13 +134,36 @@ def _shared(held: Sequence[tuple[object, int]], pieces: Sequence[KVPiece]) -> in
     return shared
 
 
-def check_free(num_bytes: int, name: str) -> None:
-    """Checks that weights of `num_bytes` fit on the device.
+def free_memory(device: torch.device, limit: int | None) -> tuple[int, int]:
+    """Bytes of device memory that may still be taken, and bytes there are, both up to `limit`."""
+    free, total = torch.cuda.mem_get_info(device)
+    used = torch.cuda.memory_allocated(device)
+    free += torch.cuda.memory_reserved(device) - used
+    if limit is not None:
+        free, total = min(free, limit - used), min(total, limit)
+    return free, total
+
+
+def limit_memory(num_bytes: int, device: torch.device) -> None:
+    """Keeps this process from taking more device memory."""
+    total = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, num_bytes / total), device)
+
+
+def fits_host(num_bytes: int) -> bool:
+    """Whether so much host memory can be taken for good."""
+    import psutil
+
+    return num_bytes <= HOST_SHARE * psutil.virtual_memory().available
+
+
+def check_free(num_bytes: int, name: str, limit: int | None = None) -> None:
+    """Checks that weights of `num_bytes` fit on the device, or into `limit` bytes of it.
 
     Raises:
         ResourceError: they do not.
     """
-    free, total = torch.cuda.mem_get_info()
+    free, total = free_memory(torch.device("cuda"), limit)
     if num_bytes + WORK_BYTES > free:
         raise ResourceError(
             f"the weights need {num_bytes / 1e9:.1f} GB of device memory and the work "

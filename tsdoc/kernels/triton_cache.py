@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from tsdoc.kernels.index import IndexUse
+from tsdoc.kernels.index_use import IndexWatch
 from tsdoc.kernels.interface import Ranges
 from tsdoc.kernels.kv import KVPiece
 from tsdoc.kernels.rope import RopeTable
@@ -39,7 +39,7 @@ class TritonCache:
         pieces: Sequence[KVPiece],
         rope: RopeTable,
         config: SelectionConfig,
-        index: IndexUse | None = None,
+        index: IndexWatch | None = None,
     ) -> None:
         self._parts = parts
         self._pieces = list(pieces)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tsdoc.kernels.index import IndexConfig
+from tsdoc.kernels.index_use import IndexConfig
 from tsdoc.kernels.page_pool import PagePool
 from tsdoc.kernels.rope import RopeTable
 from tsdoc.kernels.selection import SelectionConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from tsdoc.kernels.attention import mass_by_position
-from tsdoc.kernels.page_pool import PAGE_SIZE
+from tsdoc.kernels.host_pool import PAGE_SIZE
 from tsdoc.kernels.rope import RopeTable
 from tsdoc.kernels.selection import attended_positions, token_queries
 from tsdoc.kernels.triton.scores import block_votes
@@ -32,7 +32,7 @@ def soft_votes(
     for part in torch.split(queries, max(1, VOTE_BYTES // (4 * (end + PAGE_SIZE)))):
         votes = block_votes(
             part.contiguous(),
-            pool.keys[layer],
+            pool.keys_to_score(layer, start, end),
             pool.page_table,
             bounds.expand(part.shape[0], 4).contiguous(),
             low=start,

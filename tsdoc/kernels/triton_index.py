@@ -96,7 +96,9 @@ class DeviceIndex:
         pool = self._pool
         positions = sample_positions(end).to(pool.page_table.device)
         slots = slots_of(pool.page_table, positions)
-        self._bases = [find_basis(keys[slots]) for keys in pool.keys]
+        device = pool.page_table.device
+        slots = slots.to(pool.keys[0].device)
+        self._bases = [find_basis(keys[slots].to(device)) for keys in pool.keys]
         for basis, axes, centre in zip(self._bases, self.axes, self.centres, strict=True):
             axes.copy_(basis.scaled_axes)
             centre.copy_(basis.centre)
@@ -106,7 +108,8 @@ class DeviceIndex:
         keys = pool.keys[layer]
 
         def read(first: int, last: int) -> torch.Tensor:
-            runs = [keys[slot : slot + b - a] for a, b, slot in pool.runs(first, last)]
+            device = pool.page_table.device
+            runs = [keys[slot : slot + b - a].to(device) for a, b, slot in pool.runs(first, last)]
             return runs[0] if len(runs) == 1 else torch.cat(runs)
 
         build(read, self._bases[layer], codes, start, end, step=BUILD_STEP)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from tsdoc.kernels.page_pool import PAGE_SIZE
+from tsdoc.kernels.host_pool import PAGE_SIZE
 from tsdoc.kernels.selection import SelectionConfig, top_indices, votes
 from tsdoc.kernels.triton.scores import block_votes
 from tsdoc.kernels.triton.store import slots_of
@@ -89,14 +89,15 @@ def _vote(
 ) -> torch.Tensor:
     """Positions [chunks, sets, top_k] of some of the plan's chunks."""
     ranges, meta = plan.ranges[part], plan.meta[part]
+    high = max(r.local_start for r in ranges)
     ballots = block_votes(
         q[part],
-        parts.pool.keys[layer],
+        parts.pool.keys_to_score(layer, plan.ranges[0].start, high),
         parts.pool.page_table,
         meta,
         low=ranges[-1].init_end,
         common_high=min(r.local_start for r in ranges),
-        high=max(r.local_start for r in ranges),
+        high=high,
         per_kv_head=config.sets == "per_kv_head",
         soft=config.function == "head_soft_vote",
         allowed=plan.allowed,
@@ -120,7 +121,8 @@ def _head_vote(
         if count == 0:
             continue
         candidates = torch.arange(r.init_end, r.local_start, device=q.device)
-        keys = pool.keys[layer][slots_of(pool.page_table, candidates)].to(q.dtype)
+        held = pool.keys_to_score(layer, r.start, r.local_start)
+        keys = held[slots_of(pool.page_table, candidates)].to(q.dtype)
         grouped = q[number].view(num_kv, -1, q.shape[-1]).float() * q.shape[-1] ** -0.5
         logits = torch.einsum("kgd,nkd->kgn", grouped, keys.float()).flatten(0, 1)
         if plan.allowed is not None:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import torch
 
 from tsdoc.engine.decoder import DecoderPart
-from tsdoc.kernels.index import IndexUse
+from tsdoc.kernels.index_use import IndexWatch
 from tsdoc.kernels.interface import (
     Backend,
     DeviceCache,
@@ -117,7 +117,7 @@ class TimedBackend:
         pieces: Sequence[KVPiece],
         rope: RopeTable,
         config: SelectionConfig,
-        index: IndexUse | None = None,
+        index: IndexWatch | None = None,
     ) -> TimedCache:
         """See `Backend.cache`."""
         return TimedCache(self._inner.cache(pieces, rope, config, index), self._recorder)

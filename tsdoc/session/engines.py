@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from tsdoc.kernels.devices import Device
 from tsdoc.models.locate import LocatedModel
-from tsdoc.session.loading import LoadedModel, build_engine, load_model
+from tsdoc.session.loading import LoadedModel, build_engine, index_config, load_model
 from tsdoc.settings import Settings
 
 if TYPE_CHECKING:
@@ -52,5 +52,6 @@ class Engines:
                 self.settings.selection,
                 max_tokens=max_tokens,
                 question_chunk_size=self.settings.engine.question_chunk_size,
+                index=index_config(self.settings.engine),
             )
         return self._engine

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 from tsdoc.errors import ResourceError
 from tsdoc.kernels.devices import Device
+from tsdoc.kernels.index_use import IndexConfig
 from tsdoc.models.config import ModelConfig
 from tsdoc.models.locate import LocatedModel
 from tsdoc.models.weights import open_weights, stored_sizes
-from tsdoc.settings import EngineSettings, SelectionSettings
+from tsdoc.settings import EngineSettings, SelectionSettings, Settings
 from tsdoc.store.key import KVShape
 
 if TYPE_CHECKING:
@@ -72,7 +73,9 @@ def load_model(
     weights, dtype = open_weights(model.directory), _torch_dtype(compute_dtype)
     # On the CPU, tensors stored in `compute_dtype` stay memory-mapped.
     copied = sum(t.numel() for t in weights.values() if device == "cuda" or t.dtype != dtype)
-    _check_memory(copied * dtype.itemsize, compute_dtype, device, model.name)
+    _check_memory(
+        copied * dtype.itemsize, compute_dtype, device, model.name, settings.device_memory
+    )
     return _load(model.config, weights, settings, dtype, device)
 
 
@@ -88,7 +91,7 @@ def load_random(
 
     dtype = _torch_dtype(compute_dtype)
     count = sum(math.prod(shape) for shape in tensor_shapes(config).values())
-    _check_memory(count * dtype.itemsize, compute_dtype, device, name)
+    _check_memory(count * dtype.itemsize, compute_dtype, device, name, settings.device_memory)
     weights = RandomWeights(config, dtype, device)
     return _load(config, weights, settings, dtype, device)
 
@@ -123,6 +126,7 @@ def build_engine(
     *,
     max_tokens: int,
     question_chunk_size: int,
+    index: IndexConfig | None = None,
 ) -> Engine:
     """Returns an engine for prompts, with question and answer, of up to `max_tokens`.
 
@@ -138,7 +142,21 @@ def build_engine(
         max_tokens=max_tokens,
         question_chunk_size=question_chunk_size,
         backend=loaded.backend,
+        index=index,
     )
+
+
+def index_config(settings: EngineSettings) -> IndexConfig | None:
+    """How questions and answers find candidates; None reads all keys."""
+    if settings.index == "none":
+        return None
+    return IndexConfig(candidates=settings.index_candidates)
+
+
+def uses_index(settings: Settings, num_tokens: int) -> bool:
+    """Whether questions about `num_tokens` tokens find candidates by the key index."""
+    index = index_config(settings.engine)
+    return index is not None and index.applies(settings.selection, num_tokens)
 
 
 def kv_shape(config: ModelConfig, kv_dtype: str) -> KVShape:
@@ -167,6 +185,7 @@ def _load_on_cuda(
         kv_dtype=settings.kv_dtype,
         compute_dtype=dtype,
         device=torch.device("cuda"),
+        memory_bytes=settings.device_memory,
     )
     return LoadedModel(
         decoder=FusedDecoder(config, weights, dtype, backend.device), backend=backend
@@ -179,11 +198,13 @@ def _torch_dtype(compute_dtype: str) -> torch.dtype:
     return torch.float32 if compute_dtype == "float32" else torch.bfloat16
 
 
-def _check_memory(num_bytes: int, compute_dtype: str, device: Device, name: str) -> None:
+def _check_memory(
+    num_bytes: int, compute_dtype: str, device: Device, name: str, limit: int | None
+) -> None:
     if device == "cuda":
         from tsdoc.kernels.triton_backend import check_free
 
-        check_free(num_bytes, name)
+        check_free(num_bytes, name, limit)
         return
     import psutil
 

@@ -21,8 +21,9 @@ from tsdoc.prompt.chat import ChatTemplate
 from tsdoc.prompt.tokenizer import TextTokenizer
 from tsdoc.session.calibration import Calibration, num_cpus
 from tsdoc.session.engines import Engines
+from tsdoc.session.indexing import prepare_index
 from tsdoc.session.limits import check_length
-from tsdoc.session.loading import kv_shape, resolve_compute_dtype
+from tsdoc.session.loading import kv_shape, resolve_compute_dtype, uses_index
 from tsdoc.session.prefill import Prefill, PromptKV
 from tsdoc.session.results import Answer, Estimate, Prepared
 from tsdoc.session.tail import Tail
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from tsdoc.engine.engine import Engine
     from tsdoc.engine.generate import Generation, GenerationConfig
     from tsdoc.session.evidence import EvidenceFinder
-    from tsdoc.store import Store
+    from tsdoc.store import Entry, Store
 
 NEUTRAL_QUESTION = "What is this document about?"
 SHOWN_FILES = 100  # names kept with an entry, for `tsdoc cache show`
@@ -287,12 +288,25 @@ class Session:
             kv = self._job.run(must_keep=must_keep)
             if kv.entry is not None:
                 self._resources.enter_context(kv.entry)
-                if self._device == "cpu":  # others bring all of it to their own memory
+                # Other devices bring all of it to their own memory.
+                if self._device == "cpu" and not self._prepare_index(kv.entry):
                     kv.entry.check_ahead()
             if kv.prefill_s:
                 self.times_s["prefill"] = kv.prefill_s
             self._kv = kv
         return self._kv
+
+    def _prepare_index(self, entry: Entry) -> bool:
+        """Whether questions can find candidates without reading all keys of `entry`."""
+        store = self._job.store
+        if store is None or not uses_index(self.settings, entry.num_tokens):
+            return False
+        return prepare_index(
+            entry,
+            store,
+            self.reporter,
+            lambda error: self._job.repair(self._engines.make(entry.num_tokens), error, entry),
+        )
 
     def _load_again(self, error: DamagedStoreError) -> PromptKV:
         """Computes what `error` says is gone."""

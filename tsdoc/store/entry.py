@@ -27,7 +27,7 @@ MOST_VALUES = 262_144  # tokens of an entry of which a question needs most pages
 class Entry:
     """K and V of a whole prompt, read-only and memory-mapped.
 
-    Pages are checked when `check_keys` and `check_values` of a piece first meet them. While the
+    Pages are checked when `check_keys` and `check_rows` of a piece first meet them. While the
     entry is open nobody's eviction touches it; `close` (or leaving a `with` block) ends that.
 
     Attributes:

@@ -8,9 +8,11 @@ use, and a disk that fails on a page which was checked and then dropped from the
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import mmap
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,11 +21,13 @@ import numpy.typing as npt
 import xxhash
 
 from tsdoc.errors import CorruptPageError, DamagedStoreError
-from tsdoc.kernels.kv import KEYS, VALUES, KVArray
+from tsdoc.kernels.kv import KEYS, VALUES, KVArray, LayerIndex
 from tsdoc.store.files import open_file, store_error
+from tsdoc.store.index_file import read_index
 from tsdoc.store.journal import first_page
 from tsdoc.store.key import PAGE_SIZE
 from tsdoc.store.segment import SegmentFiles
+from tsdoc.store.units import UnitTable, unit_tokens
 
 NO_CHECKSUM = "has no valid checksum"
 MISMATCH = "does not match its checksum"
@@ -51,14 +55,20 @@ class Segment:
         shape = files.info.shape
         num_pages = len(files.journal.block_end)
         self.verified = np.zeros((shape.num_layers, 2, num_pages), dtype=np.bool_)
+        self._sparse = -1
+        self._lock = threading.RLock()
         self._fd, self._map = _map_file(self.path, files.info.kv_bytes, writable=writable)
         self._regions = self._cut()
+        self._derived: tuple[tuple[LayerIndex, ...] | None, UnitTable | None] | None = None
+        self._units_verified: dict[tuple[int, int], npt.NDArray[np.bool_]] = {}
         self._fresh: dict[tuple[int, int, int], int] = {}  # checksums of what `write` wrote
 
     def __del__(self) -> None:
-        fd, self._fd = getattr(self, "_fd", -1), -1
-        if fd >= 0:
-            os.close(fd)
+        for name in ("_fd", "_sparse"):
+            fd = getattr(self, name, -1)
+            setattr(self, name, -1)
+            if fd >= 0:
+                os.close(fd)
 
     @property
     def path(self) -> Path:
@@ -101,6 +111,133 @@ class Segment:
                 f"was cut to {size:,} of {self.info.kv_bytes:,} bytes while in use",
                 where=str(self.path),
             )
+
+    @property
+    def units_per_page(self) -> int:
+        """See `tsdoc.store.units`."""
+        return PAGE_SIZE // unit_tokens(self.info.shape.row_bytes)
+
+    def use_derived(self) -> None:
+        """Looks for index.bin and units.bin anew."""
+        self._derived = None
+
+    def index(self) -> tuple[LayerIndex, ...] | None:
+        """The key index, one per layer; None where there is none.
+
+        Raises:
+            DamagedStoreError: it is damaged.
+        """
+        return self._find_derived()[0]
+
+    def units(self) -> UnitTable | None:
+        """Checksums finer than pages; None where there are none."""
+        return self._find_derived()[1]
+
+    def _find_derived(self) -> tuple[tuple[LayerIndex, ...] | None, UnitTable | None]:
+        if self._derived is None:
+            self._derived = (None, None)
+            units: UnitTable | None = None
+            with contextlib.suppress(OSError, DamagedStoreError):
+                units = UnitTable(self.directory, self.info, self.verified.shape[2])
+            self._derived = (None, units)
+            self._derived = (read_index(self.directory, self.info), units)
+        return self._derived
+
+    def check_rows(self, layer: int, kind: int, positions: npt.NDArray[np.int64]) -> None:
+        """Checks what holds `positions` (sorted, of this segment): units, else whole pages.
+
+        Raises:
+            CorruptPageError: a page is not what was committed, or was never committed.
+        """
+        pages = positions // PAGE_SIZE - first_page(self.info.start)
+        rest = positions[~self.verified[layer, kind, pages]]
+        if len(rest):
+            with self._lock:
+                self._check_rows(layer, kind, rest)
+
+    def _check_rows(self, layer: int, kind: int, rest: npt.NDArray[np.int64]) -> None:
+        units = self.units()
+        if units is not None:
+            numbers = np.unique(rest // units.tokens) - self._first_unit(units)
+            wanted = self._check_units(layer, kind, units, numbers)
+            pages = np.unique(wanted // self.units_per_page)
+        else:
+            pages = np.unique(rest // PAGE_SIZE) - first_page(self.info.start)
+        if len(pages):
+            self.check(layer, kind, self.without_written(pages))
+
+    def _first_unit(self, units: UnitTable) -> int:
+        """Number, counted from position 0, of the first unit of this segment's first page."""
+        return first_page(self.info.start) * (PAGE_SIZE // units.tokens)
+
+    def _check_units(
+        self, layer: int, kind: int, units: UnitTable, numbers: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.int64]:
+        """Checks units (numbers within the segment); returns those that pages have to vouch for."""
+        per_page = self.units_per_page
+        verified = self._units_verified.setdefault(
+            (layer, kind), np.zeros(self.verified.shape[2] * per_page, dtype=np.bool_)
+        )
+        doubtful = []
+        page, digests = -1, None
+        numbers = numbers[~verified[numbers]]
+        self._read_ahead(layer, kind, units, numbers)
+        for number in numbers.tolist():
+            if number // per_page != page:
+                page = number // per_page
+                checksum = int(self.journal.checksums[layer, kind, page])
+                digests = units.digests(layer, kind, page, checksum)
+                if not self.journal.block_end[page]:
+                    digests = None
+            offset, size = self._units_place(layer, kind, units, number, number + 1)
+            data = b""
+            with contextlib.suppress(OSError):  # the page's own check says what is wrong
+                data = os.pread(self._sparse_fd(), size, offset)
+            wanted = None if digests is None else int(digests[number % per_page])
+            if len(data) == size and xxhash.xxh3_64_intdigest(data) == wanted:
+                verified[number] = True
+            else:
+                doubtful.append(number)
+        return np.array(doubtful, dtype=np.int64)
+
+    def _units_place(
+        self, layer: int, kind: int, units: UnitTable, first: int, last: int
+    ) -> tuple[int, int]:
+        """Offset and size, in bytes, of units [first, last)."""
+        base = self._first_unit(units)
+        start = max((base + first) * units.tokens, self.info.start)
+        end = min((base + last) * units.tokens, self.info.end)
+        return self._offset(layer, kind, start), (end - start) * self.info.shape.row_bytes
+
+    def _read_ahead(
+        self, layer: int, kind: int, units: UnitTable, numbers: npt.NDArray[np.int64]
+    ) -> None:
+        """Lets the disk fetch all these units at once, rather than one after the other."""
+        if not len(numbers) or not hasattr(os, "posix_fadvise"):
+            return
+        cuts = np.flatnonzero(np.diff(numbers) > 1)
+        firsts = numbers[np.concatenate(([0], cuts + 1))]
+        lasts = numbers[np.concatenate((cuts, [len(numbers) - 1]))] + 1
+        for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
+            offset, size = self._units_place(layer, kind, units, first, last)
+            os.posix_fadvise(self._sparse_fd(), offset, size, os.POSIX_FADV_WILLNEED)
+
+    def _sparse_fd(self) -> int:
+        """A descriptor by which the kernel reads no more than it is asked for."""
+        if self._sparse < 0:
+            self._sparse = open_file(self.path, os.O_RDONLY)
+            if hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(self._sparse, 0, 0, os.POSIX_FADV_RANDOM)
+        return self._sparse
+
+    def read_page(self, layer: int, kind: int, page: int) -> tuple[bytes, int]:
+        """The bytes of a page, and the position of its first row.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        offset, size = self._place(layer, kind, page)
+        return os.pread(self._fd, size, offset), self._bounds(page)[0]
 
     def hash_page(self, layer: int, kind: int, page: int) -> int:
         """Returns the checksum of page number `page` of this segment as it is now.

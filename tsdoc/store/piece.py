@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import numpy.typing as npt
 
-from tsdoc.kernels.kv import KEYS, VALUES, KVArray, KVFile
-from tsdoc.store.journal import first_page
-from tsdoc.store.key import PAGE_SIZE
+from tsdoc.errors import DamagedStoreError
+from tsdoc.kernels.kv import KEYS, VALUES, KVArray, KVFile, LayerIndex
 from tsdoc.store.pages import Segment
 
 
@@ -70,13 +71,16 @@ class SegmentPiece:
             if not segment.verified[layer, KEYS, pages].all():
                 segment.check(layer, KEYS, segment.is_checkable(start, end))
 
-    def check_values(self, layer: int, positions: npt.NDArray[np.int64]) -> None:
-        """See `KVPiece.check_values`."""
+    def check_rows(self, layer: int, kind: int, positions: npt.NDArray[np.int64]) -> None:
+        """See `KVPiece.check_rows`."""
         first, last = np.searchsorted(positions, [self.start, self.start + self.capacity])
         if first < last:
-            segment = self.segment
-            segment.check_size()
-            pages = positions[first:last] // PAGE_SIZE - first_page(self.start)
-            pages = pages[~segment.verified[layer, VALUES, pages]]
-            if len(pages):
-                segment.check(layer, VALUES, segment.without_written(np.unique(pages)))
+            self.segment.check_size()
+            self.segment.check_rows(layer, kind, positions[first:last])
+
+    def index(self, layer: int) -> LayerIndex | None:
+        """See `KVPiece.index`: one that is damaged is as good as none here."""
+        with contextlib.suppress(DamagedStoreError):
+            layers = self.segment.index()
+            return layers[layer] if layers is not None else None
+        return None

@@ -18,7 +18,12 @@ from tsdoc.store.journal import (
 from tsdoc.store.key import PAGE_SIZE, KVShape
 from tsdoc.store.manifest import Part, read_parts, take_int, take_str
 
-SEGMENT_FILES = ("segment.json", "kv.bin", "journal.bin", "tokens.bin", "write.lock")
+DERIVED_FILES = ("index.bin", "units.bin")
+"""Those that are made from the others."""
+
+SEGMENT_FILES = (
+    "segment.json", "kv.bin", "journal.bin", "tokens.bin", *DERIVED_FILES, "write.lock",
+)  # fmt: skip
 """Names in a segment's directory, in the order of deletion: without segment.json it is litter."""
 
 ALIGNMENT = 4096

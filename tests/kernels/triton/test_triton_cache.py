@@ -11,6 +11,7 @@ import torch
 from tests.kernels.triton.cases import assert_close, make_rope, only_on_gpu
 from tsdoc.errors import CorruptPageError
 from tsdoc.kernels import triton_evidence
+from tsdoc.kernels.host_pool import KeyStage
 from tsdoc.kernels.kv import DevicePiece, KVArray, KVPiece, MemoryPiece
 from tsdoc.kernels.selection import SelectionConfig, chunk_range
 from tsdoc.kernels.torch_cache import TorchCache
@@ -242,3 +243,59 @@ def test_a_pool_grows_and_keeps_what_it_holds(device: torch.device) -> None:
     grown = backend.cache(pieces, make_rope(DIM, device), CONFIG)
     grown.save(0, 100).wait()
     assert np.array_equal(pieces[0].keys(0), k.numpy())
+
+
+@pytest.mark.parametrize("name", ["paper", "head_vote"])
+def test_keys_and_values_in_host_memory_give_the_same(device: torch.device, name: str) -> None:
+    """Selection, attention and what comes back, block by block, layer after layer."""
+    config, rope = VARIANTS[name], make_rope(DIM, device)
+    caches = []
+    for on_host in (False, True):
+        backend = make_backend(device)
+        if on_host:
+            backend.pool.move_to_host()
+        piece = make_pieces([600])
+        caches.append((backend, backend.cache(piece, rope, config), piece))
+        assert backend.pool.on_host is on_host
+    generator = torch.Generator().manual_seed(4)
+    k, v = (torch.randn(2, 600, KV_HEADS, DIM, generator=generator) * 2 for _ in range(2))
+    q = torch.randn(600, KV_HEADS * GROUP, DIM, generator=generator).to(device)
+    for first, last in ((0, 256), (256, 512), (512, 600)):
+        ranges = [chunk_range(s, min(s + 64, last), config) for s in range(first, last, 64)]
+        for layer in range(2):
+            results = []
+            for _, cache, _ in caches:
+                own = slice(first, last)
+                cache.write(layer, first, k[layer, own].to(device), v[layer, own].to(device))
+                queries = cache.selection_queries(q[own], ranges)
+                selected = cache.select(layer, queries, ranges)
+                out = cache.attend_chunks(layer, q[own], selected, ranges)
+                results.append(([chosen.tolist() for chosen in selected], out))
+            assert results[0][0] == results[1][0]
+            assert torch.equal(results[0][1], results[1][1])
+        for _, cache, _ in caches:
+            cache.save(first, last).wait()
+    for _, _, (piece,) in caches:
+        assert np.array_equal(piece.keys(1), k[1].numpy())
+    # Another prompt that shares its first tokens: what is staged is not what is there any more.
+    for _, cache, (piece,) in caches:
+        piece.keys(0)[300:] = 1.0
+        cache.load(300)
+        cache.load(600)
+    around = [chunk_range(599, 600, config)]
+    query = q[:1].float()
+    chosen = [cache.select(0, query, around)[0].tolist() for _, cache, _ in caches]
+    assert chosen[0] == chosen[1]
+
+
+def test_a_stage_copies_what_was_written_and_the_next_layer_ahead(device: torch.device) -> None:
+    keys = [torch.randn(512, 1, 8) for _ in range(3)]
+    stage = KeyStage(keys, device)
+    for start, end in ((0, 200), (200, 300), (300, 512)):
+        for layer in range(3):
+            keys[layer][start:end] += 1.0  # written by this block
+            got = stage.get(layer, start, end)
+            assert torch.equal(got[:end].cpu(), keys[layer][:end])
+    stage.forget()
+    keys[0][:] = 5.0
+    assert torch.equal(stage.get(0, 512, 512).cpu(), keys[0])

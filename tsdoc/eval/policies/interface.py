@@ -35,13 +35,19 @@ class ModelContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """An answer: token ids without the stop token, times in seconds, Selection Cache counts."""
+    """An answer: token ids without the stop token, times in seconds, Selection Cache counts.
+
+    Attributes:
+        caught: Share of exact selections' votes that selections by the key index caught; None where
+            no selection was made both ways.
+    """
 
     tokens: tuple[int, ...]
     first_s: float
     decode_s: float
     lookups: int = 0
     hits: int = 0
+    caught: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from tsdoc.errors import ResourceError
 from tsdoc.eval.policies.interface import Followed, ModelContext, Reply
 from tsdoc.kernels.kv import KVPiece, make_piece
 from tsdoc.prompt.tokenizer import Ids
+from tsdoc.session.loading import index_config
 from tsdoc.settings import Settings
 
 MEMORY_SHARE = 0.8  # of the free memory that K and V may take
@@ -45,6 +46,7 @@ class TokenSelect:
             max_tokens=context.max_tokens,
             question_chunk_size=self._settings.engine.question_chunk_size,
             backend=context.backend,
+            index=index_config(self._settings.engine),
         )
         self.piece = self._make_piece(0, 1)
         self._num_tokens = 0
@@ -63,6 +65,7 @@ class TokenSelect:
             on_block=on_tokens,
         )
         torch.zeros(1, device=self._context.backend.device).item()  # waits for the device
+        self._engine.index_piece(self.piece)
 
     def answer(self, question: Ids, max_new_tokens: int) -> Reply:
         """See `Contender.answer`."""
@@ -94,6 +97,7 @@ class TokenSelect:
             decode_s=ended - first,
             lookups=generation.reuse.num_lookups,
             hits=generation.reuse.num_hits,
+            caught=self._engine.caught(),
         )
 
     def follow(self, ids: Ids) -> Followed:

@@ -1,0 +1,210 @@
+"""index.bin and units.bin: made from K and V, trusted only where they fit, and never needed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tests.store.synthetic import KEY, build, expected, make_ids, read
+from tests.store.test_damage import flip
+from tsdoc.errors import CorruptPageError, DamagedStoreError, StoreError
+from tsdoc.kernels.kv import KEYS, VALUES
+from tsdoc.kernels.torch_cache import as_tensor
+from tsdoc.kernels.torch_index import make_layer_index
+from tsdoc.store import KVShape, Store
+from tsdoc.store.derive import derive, derived_bytes, has_index, is_derivable
+from tsdoc.store.segment import DERIVED_FILES
+
+SHAPE = KVShape(num_layers=2, num_kv_heads=2, head_dim=64, kv_dtype="bfloat16")
+IDS = make_ids(1900, seed=3)
+ROW = SHAPE.row_bytes  # 256: a unit is 16 tokens
+REGION = -(-1900 * ROW // 4096) * 4096
+
+
+def make_layer(keys):
+    return make_layer_index(as_tensor(keys).clone())
+
+
+@pytest.fixture
+def entry(store):
+    """An entry with both files, opened anew."""
+    built, _ = build(store, IDS, shape=SHAPE)
+    with built:
+        derive(built.segments[0], make_layer)
+    with store.open(KEY, IDS) as opened:
+        yield opened
+
+
+def path_of(entry, name):
+    return entry.segments[0].directory / name
+
+
+def reopened(store):
+    return store.open(KEY, IDS)
+
+
+def test_they_are_found_by_the_next_process(entry):
+    segment = entry.segments[0]
+    assert has_index(segment)
+    layer = entry.pieces[0].index(1)
+    codes = make_layer(segment.rows(1, KEYS)).codes
+    assert np.array_equal(layer.codes, codes)
+    assert not layer.codes.flags.writeable
+    sizes = sum(path_of(entry, name).stat().st_size for name in DERIVED_FILES)
+    assert derived_bytes(segment) <= sizes <= derived_bytes(segment) + 4096
+
+
+def test_a_row_is_checked_without_its_page(entry):
+    piece, segment = entry.pieces[0], entry.segments[0]
+    for kind in (KEYS, VALUES):
+        piece.check_rows(1, kind, np.array([0, 17, 700, 1899]))
+    assert not segment.verified.any()
+    assert np.array_equal(read(entry, SHAPE), expected(IDS, SHAPE))
+
+
+def test_a_damaged_row_is_noticed_and_what_lies_beside_it_is_used(store, entry):
+    flip(path_of(entry, "kv.bin"), 3 * REGION + 700 * ROW + 9)  # V of layer 1, token 700
+    with reopened(store) as opened:
+        piece = opened.pieces[0]
+        piece.check_rows(1, VALUES, np.array([5, 687, 704]))  # of the same page, other units
+        for positions in ([700], [3, 703, 1800]):
+            with pytest.raises(CorruptPageError, match="page 2 of layer 1") as caught:
+                piece.check_rows(1, VALUES, np.array(positions))
+            assert (caught.value.start, caught.value.end) == (512, 1024)
+
+
+def test_damaged_units_cost_time_alone(store, entry):
+    path = path_of(entry, "units.bin")
+    data = path.read_bytes()
+    generator = np.random.default_rng(1)
+    for offset in [*range(0, 48, 5), *generator.integers(48, len(data), 40).tolist()]:
+        flip(path, offset)
+        with reopened(store) as opened:
+            for layer in range(2):
+                for kind in (KEYS, VALUES):
+                    opened.pieces[0].check_rows(layer, kind, np.arange(0, 1900, 7))
+        path.write_bytes(data)
+    for size in (0, 47, 48, len(data) - 8):
+        path.write_bytes(data[:size])
+        with reopened(store) as opened:
+            opened.pieces[0].check_rows(0, KEYS, np.array([1, 1800]))
+            assert opened.segments[0].verified[0, KEYS, [0, 7]].all()
+            with pytest.raises(DamagedStoreError, match="missing or damaged"):
+                has_index(opened.segments[0])
+
+
+def test_units_hide_no_damage_whatever_is_wrong_with_both_files(store, entry):
+    flip(path_of(entry, "kv.bin"), 700 * ROW)
+    for offset in range(48, path_of(entry, "units.bin").stat().st_size, 97):
+        flip(path_of(entry, "units.bin"), offset)
+    with reopened(store) as opened, pytest.raises(CorruptPageError):
+        opened.pieces[0].check_rows(0, KEYS, np.array([700]))
+
+
+def test_a_damaged_index_is_refused_and_no_index_is_used(store, entry):
+    path = path_of(entry, "index.bin")
+    data = path.read_bytes()
+    # The padding behind the header is compared too; that behind a layer is under its checksum.
+    for offset in np.random.default_rng(2).integers(0, len(data), 40).tolist():
+        flip(path, offset)
+        with reopened(store) as opened:
+            with pytest.raises(DamagedStoreError, match="checksum"):
+                has_index(opened.segments[0])
+            assert opened.pieces[0].index(0) is None
+        path.write_bytes(data)
+    for size in (0, 100, len(data) - 1, len(data) + 1):
+        path.write_bytes(data[:size].ljust(size, b"\0"))
+        with reopened(store) as opened, pytest.raises(DamagedStoreError, match="size"):
+            has_index(opened.segments[0])
+
+
+def test_another_segments_files_are_refused(store, entry):
+    other, _ = build(store, make_ids(1900, seed=4), shape=SHAPE)
+    with other:
+        derive(other.segments[0], make_layer)
+        for name in DERIVED_FILES:
+            path_of(entry, name).write_bytes((other.segments[0].directory / name).read_bytes())
+    with reopened(store) as opened:
+        with pytest.raises(DamagedStoreError):
+            has_index(opened.segments[0])
+        assert opened.segments[0].units() is None
+        opened.pieces[0].check_rows(0, KEYS, np.arange(1900))
+
+
+def test_links_are_not_followed(store, entry, tmp_path):
+    for name in DERIVED_FILES:
+        path = path_of(entry, name)
+        path.rename(tmp_path / name)
+        path.symlink_to(tmp_path / name)
+    with reopened(store) as opened:
+        with pytest.raises(DamagedStoreError, match="link"):
+            has_index(opened.segments[0])
+        assert opened.segments[0].units() is None
+
+
+def test_damage_met_while_they_are_made_is_named(store):
+    built, _ = build(store, IDS, shape=SHAPE)
+    built.close()
+    flip(built.segments[0].path, 2 * REGION + 600 * ROW)
+    with reopened(store) as opened:
+        with pytest.raises(CorruptPageError):
+            derive(opened.segments[0], make_layer)
+        assert not any(path_of(opened, name).exists() for name in DERIVED_FILES)
+        assert not list(opened.segments[0].directory.glob(".tmp-*"))
+
+
+def test_a_store_that_cannot_be_written_says_so(store, entry, monkeypatch):
+    def refuse(*arguments):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr("tsdoc.store.derive.open_file", refuse)
+    with pytest.raises(StoreError, match="Read-only"):
+        derive(entry.segments[0], make_layer)
+
+
+def test_they_count_and_go_with_their_segment(store, root, entry):
+    before = store.num_bytes()
+    held = sum(path_of(entry, name).stat().st_size for name in DERIVED_FILES)
+    for name in DERIVED_FILES:
+        path_of(entry, name).unlink()
+    assert store.num_bytes() == before - held
+    derive(entry.segments[0], make_layer)
+    entry.close()
+    store.remove([entry.entry_id])
+    assert not list(root.rglob("*.bin"))
+
+
+def test_segments_that_begin_inside_a_page_have_them_too(store):
+    """A child's segment begins at a chunk's end, here 128 tokens into a page."""
+    parent, _ = build(store, IDS[:1300], shape=SHAPE)
+    parent.close()
+    child, reused = build(store, IDS, shape=SHAPE)
+    assert reused == 1280
+    with child:
+        own = child.segments[-1]
+        assert is_derivable(own)
+        derive(own, make_layer)
+    with reopened(store) as opened:
+        own = opened.segments[-1]
+        assert has_index(own)
+        positions = np.array([1280, 1290, 1500, 1899])
+        opened.pieces[-1].check_rows(1, KEYS, positions)
+        assert not own.verified.any()
+        rows = torch.from_numpy(own.rows(1, KEYS)[positions - 1280].astype(np.int32))
+        assert np.array_equal(rows.numpy(), expected(IDS, SHAPE)[1, 0, positions])
+
+
+def test_what_is_not_all_committed_has_none(store):
+    with store.begin(KEY, SHAPE, IDS, prefill_block=512, name="doc") as writer:
+        assert not is_derivable(writer.segments[0])
+
+
+def test_stores_without_them_work(store, root):
+    built, _ = build(store, IDS, shape=SHAPE)
+    built.close()
+    with Store(root).open(KEY, IDS) as opened:
+        assert opened.pieces[0].index(0) is None
+        assert not has_index(opened.segments[0])
+        opened.pieces[0].check_rows(0, VALUES, np.array([3, 1899]))
+        assert opened.segments[0].verified[0, VALUES].sum() == 2

@@ -1,0 +1,94 @@
+"""When selections go by the key index, and how well that does; needs no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+WORTHWHILE = 4  # times as many tokens as candidates, or all are scored
+
+
+class Selecting(Protocol):
+    """The settings of a selection that matter here; see `SelectionConfig`."""
+
+    @property
+    def top_k(self) -> int:
+        """Tokens selected."""
+
+    @property
+    def function(self) -> str:
+        """How heads vote."""
+
+    @property
+    def sets(self) -> str:
+        """One set for all heads, or one per KV head."""
+
+    @property
+    def smoothing(self) -> int:
+        """Width of a max-pool over votes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexConfig:
+    """How candidates are found before they are scored exactly.
+
+    Attributes:
+        candidates: Tokens scored exactly, as a multiple of top_k.
+        floor: Least share of an exact selection's votes that a layer's selections have to catch;
+            below it that layer is selected from exactly.
+        sample: One of so many selections is also made exactly, to know that share.
+    """
+
+    candidates: int = 2
+    floor: float = 0.95
+    sample: int = 256
+
+    def applies(self, config: Selecting, num_tokens: int) -> bool:
+        """Whether a selection among `num_tokens` is worth, and able, to go through the index."""
+        is_plain = config.function == "head_soft_vote" and config.sets == "one"
+        enough = WORTHWHILE * self.candidates * config.top_k
+        return is_plain and config.smoothing == 1 and num_tokens >= enough
+
+
+class IndexWatch:
+    """Knows how much of exact selections' votes the index catches, from selections made both ways.
+
+    Args:
+        config: Floor and sampling.
+    """
+
+    def __init__(self, config: IndexConfig) -> None:
+        self.config = config
+        self._count = 0
+        self._shares: dict[int, list[float]] = {}
+
+    def is_trusted(self, layer: int) -> bool:
+        """Whether selections of a layer catch enough to go by the index."""
+        shares = self._shares.get(layer)
+        return not shares or sum(shares) / len(shares) >= self.config.floor
+
+    def wants_sample(self) -> bool:
+        """Whether the next selection is to be made both ways; the first one is."""
+        self._count += 1
+        return self._count % self.config.sample == 1 or self.config.sample == 1
+
+    def note(self, layer: int, share: float) -> None:
+        """Takes the share of an exact selection's votes that the index's selection has."""
+        self._shares.setdefault(layer, []).append(share)
+
+    @property
+    def num_samples(self) -> int:
+        """Selections made both ways."""
+        return sum(len(shares) for shares in self._shares.values())
+
+    @property
+    def mean_share(self) -> float | None:
+        """Mean over all samples; None without one."""
+        shares = [share for layer in self._shares.values() for share in layer]
+        return sum(shares) / len(shares) if shares else None
+
+    @property
+    def least_share(self) -> float | None:
+        """Mean of the layer where it is least; None without a sample."""
+        means = [sum(shares) / len(shares) for shares in self._shares.values()]
+        return min(means, default=None)

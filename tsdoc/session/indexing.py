@@ -1,0 +1,70 @@
+"""Makes the key index of an entry where it is missing, so that questions read fewer keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tsdoc.errors import CorruptPageError, DamagedStoreError, ResourceError, StoreError
+from tsdoc.progress import Reporter
+
+if TYPE_CHECKING:
+    from tsdoc.store import Entry, Store
+    from tsdoc.store.pages import Segment
+
+MIN_TOKENS = 4096  # shorter segments are read whole
+
+
+def prepare_index(
+    entry: Entry,
+    store: Store,
+    reporter: Reporter,
+    repair: Callable[[CorruptPageError], None],
+) -> bool:
+    """Gives every long segment of an entry its key index and fine checksums.
+
+    Nothing depends on them but time: where the store cannot take them, all keys are read.
+
+    Args:
+        entry: An open entry.
+        store: Whose budget they count towards.
+        reporter: Hears of damaged ones, and why there are none.
+        repair: Computes what a damaged page held.
+
+    Returns:
+        Whether the entry has long segments, and all of them have theirs.
+    """
+    long = [s for s in entry.segments if s.info.end - s.info.start >= MIN_TOKENS]
+    done = [_prepare(segment, store, reporter, repair) for segment in long]
+    return bool(done) and all(done)
+
+
+def _prepare(
+    segment: Segment,
+    store: Store,
+    reporter: Reporter,
+    repair: Callable[[CorruptPageError], None],
+) -> bool:
+    from tsdoc.store.derive import derive, derived_bytes, has_index, is_derivable
+
+    try:
+        if has_index(segment):
+            return True
+    except DamagedStoreError as error:
+        reporter.warn(error.code, error.where or "", f"{error.message}; made again")
+    if not is_derivable(segment):
+        return False
+    if store.num_bytes() + derived_bytes(segment) > store.budget():
+        return False
+    from tsdoc.kernels.torch_cache import as_tensor
+    from tsdoc.kernels.torch_index import make_layer_index
+
+    while True:
+        try:
+            derive(segment, lambda keys: make_layer_index(as_tensor(keys)))
+            return True
+        except CorruptPageError as error:
+            repair(error)
+        except (ResourceError, StoreError) as error:
+            reporter.warn("no_index", error.where or "", f"{error.message}; all keys are read")
+            return False

@@ -1,0 +1,110 @@
+"""Files that are made from a segment's K and V and could be made again: index.bin and units.bin.
+
+They are written beside the others under a temporary name and renamed, so that a reader sees all of
+one or nothing; whoever comes second replaces a file by an equal one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from tsdoc.errors import DamagedStoreError
+from tsdoc.kernels.kv import KEYS, VALUES, KVArray, LayerIndex
+from tsdoc.store.files import fsync_dir, open_file, store_error
+from tsdoc.store.index_file import INDEX_FILE, IndexLayout, write_index
+from tsdoc.store.pages import Segment
+from tsdoc.store.units import UNITS_FILE, hash_units, seal_page, units_header
+
+MakeLayer = Callable[[KVArray], LayerIndex]
+"""Makes one layer's index from its keys [num_tokens, num_kv_heads, head_dim]."""
+
+
+def derived_bytes(segment: Segment) -> int:
+    """Bytes that both files take."""
+    info = segment.info
+    num_pages = segment.verified.shape[2]
+    units = 16 * info.shape.num_layers * num_pages * (segment.units_per_page + 1)
+    return IndexLayout(info=info).num_bytes + units
+
+
+def derive(segment: Segment, make_layer: MakeLayer) -> None:
+    """Writes index.bin and units.bin of a segment whose tokens are all committed.
+
+    Every page is read and checked on the way. The segment uses them from then on.
+
+    Raises:
+        CorruptPageError: a page does not match its checksum.
+        ResourceError: the disk is full.
+        StoreError: the store cannot be written.
+    """
+    info = segment.info
+    tables = bytearray(units_header(info))
+
+    def make(layer: int) -> LayerIndex:
+        for kind in (KEYS, VALUES):
+            tables.extend(_unit_table(segment, layer, kind))
+        return make_layer(segment.rows(layer, KEYS))
+
+    _replace(segment.directory / INDEX_FILE, lambda fd: write_index(fd, info, make))
+    _replace(segment.directory / UNITS_FILE, lambda fd: _write_all(fd, bytes(tables)))
+    segment.use_derived()
+
+
+def _unit_table(segment: Segment, layer: int, kind: int) -> bytes:
+    parts = []
+    for page in range(segment.verified.shape[2]):
+        segment.check(layer, kind, np.array([page]))
+        data, first = segment.read_page(layer, kind, page)
+        digests = hash_units(memoryview(data), first, segment.info)
+        seal = seal_page(digests, int(segment.journal.checksums[layer, kind, page]))
+        parts.append(digests.tobytes() + seal.to_bytes(8, "little"))
+    return b"".join(parts)
+
+
+def _replace(path: Path, write: Callable[[int], None]) -> None:
+    temporary = path.with_name(f".tmp-{secrets.token_hex(8)}")
+    try:
+        fd = open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        try:
+            write(fd)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        temporary.replace(path)
+        fsync_dir(path.parent)
+    except OSError as error:
+        raise store_error(error, path, "writing it") from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(fd, rest) :]
+
+
+def is_derivable(segment: Segment) -> bool:
+    """Whether all of a segment's tokens are committed, and nobody here is writing them."""
+    first, last = segment.writing
+    return segment.journal.committed == segment.info.end and first >= last
+
+
+def has_index(segment: Segment) -> bool:
+    """Whether both files are there and good.
+
+    Raises:
+        DamagedStoreError: one is there and is not good.
+    """
+    if segment.index() is None:
+        return False
+    if segment.units() is None:
+        raise DamagedStoreError("is missing or damaged", where=str(segment.directory / UNITS_FILE))
+    return True
