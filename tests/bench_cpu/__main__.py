@@ -7,8 +7,9 @@ llama.cpp prefills the text from its beginning with both of its flash-attention 
 after `--llama-limit` seconds; what is left of the 32k is then reckoned from a straight line through
 the times of its batches (every token attends to all before it), and said so. `--llama-limit 0` sets
 no limit. tsdoc prefills all of it with `--whole`; without, one block is timed at several depths,
-behind made-up K and V. Decode steps of tsdoc come after a real prefill (`--decode`), those of
-llama.cpp after what it has prefilled, and beyond from a straight line again. All medians.
+behind made-up K and V. Decode steps of tsdoc (`--decode`) come after a real prefill, or after the
+first 32k tokens of an entry that `tsdoc ingest` made of the text (`--entry`); those of llama.cpp
+after what it has prefilled, and beyond from a straight line again. All medians.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +31,15 @@ import torch
 from tests.bench_cpu.engine import BLOCK, Runs, product_rates
 from tests.bench_cpu.shapes import flops_per_token
 from tsdoc.home import find_home
+from tsdoc.ingest.options import IngestOptions
+from tsdoc.kernels.kv import KVPiece
 from tsdoc.models.locate import LocatedModel, locate_model
 from tsdoc.models.profiles import load_profile
+from tsdoc.progress import Silent
 from tsdoc.prompt.tokenizer import TextTokenizer
-from tsdoc.settings import ModelSettings
+from tsdoc.session import open_session
+from tsdoc.settings import ModelSettings, Settings
+from tsdoc.store.piece import SegmentPiece
 
 TOKENS = 32_768
 QUESTION = "\nWhat happens in this text?\n"
@@ -84,28 +91,56 @@ def _tsdoc(
         "mflop_per_token": round(flops / 1e6, 1),
     }
     runs = Runs(model, options.threads)
-    if options.whole or options.decode:
-        piece, blocks = runs.prefill(ids[: options.tokens])
-        found["block_tokens_per_s"] = [round(BLOCK / seconds, 1) for seconds in blocks]
-        rate = options.tokens / sum(blocks)
+    with ExitStack() as stack:
+        pieces: list[KVPiece] = []
+        if options.whole:
+            piece, blocks = runs.prefill(ids[: options.tokens])
+            pieces.append(piece)
+            found["block_tokens_per_s"] = [round(BLOCK / seconds, 1) for seconds in blocks]
+            rate = options.tokens / sum(blocks)
+        else:
+            rates = {}
+            for start in options.depths:
+                seconds = statistics.median(runs.block_s(ids, start, options.repeat))
+                rates[start] = round(BLOCK / seconds, 1)
+            found["tokens_per_s_at"] = rates
+            inside = [one for start, one in rates.items() if start < options.tokens]
+            rate = len(inside) / sum(1 / one for one in inside)
+            if options.entry:
+                pieces += _entry_pieces(options, stack)
         for name, theta in (("decode", 0.9), ("decode_selecting", None)):
-            if options.decode:
-                decoded = runs.decode(piece, question, theta=theta, steps=options.decode)
+            if options.decode and pieces:
+                decoded = runs.decode(pieces, question, theta=theta, steps=options.decode)
                 found[f"{name}_ms"] = round(1e3 * statistics.median(decoded.steps_s), 1)
                 found[f"{name}_mean_ms"] = round(1e3 * statistics.fmean(decoded.steps_s), 1)
                 found[f"{name}_hits"] = round(decoded.hit_ratio, 2)
-    else:
-        rates = {}
-        for start in options.depths:
-            seconds = statistics.median(runs.block_s(ids, start, options.repeat))
-            rates[start] = round(BLOCK / seconds, 1)
-        found["tokens_per_s_at"] = rates
-        inside = [rate for start, rate in rates.items() if start < options.tokens]
-        rate = len(inside) / sum(1 / rate for rate in inside)
     found["tokens_per_s"] = round(rate, 1)
     found["of_bound"] = round(rate * flops / own, 3)
     found["of_bound_by_torch"] = round(rate * flops / torchs, 3)
     return found
+
+
+def _entry_pieces(options: argparse.Namespace, stack: ExitStack) -> list[KVPiece]:
+    """The first tokens of the entry that the store has of the text."""
+    settings = Settings.model_validate({"model": load_profile(options.profile)["model"]})
+    session = stack.enter_context(
+        open_session(
+            settings=settings,
+            home=find_home(),
+            sources=[str(options.text)],
+            ingest=IngestOptions(),
+            reporter=Silent(),
+            offline=True,
+        )
+    )
+    session.prepare(must_keep=True)
+    entry = session._load_kv().entry
+    assert entry is not None
+    return [
+        SegmentPiece(segment, min(part.end, options.tokens))
+        for segment, part in zip(entry.segments, entry.parts, strict=True)
+        if segment.info.start < options.tokens
+    ]
 
 
 def _llama(
@@ -178,6 +213,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--repeat", type=int, default=2)
     parser.add_argument("--whole", action="store_true")
     parser.add_argument("--decode", type=int, default=0, help="steps after a real prefill")
+    parser.add_argument("--entry", action="store_true", help="decode from the store's entry")
     parser.add_argument("--no-tsdoc", action="store_true")
     return parser.parse_args()
 

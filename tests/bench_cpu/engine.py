@@ -15,7 +15,7 @@ from tests.bench_cpu.shapes import products
 from tsdoc.engine.engine import Engine
 from tsdoc.engine.forward import chunk_bounds
 from tsdoc.engine.generate import GenerationConfig
-from tsdoc.kernels.kv import MemoryPiece
+from tsdoc.kernels.kv import KVPiece, MemoryPiece
 from tsdoc.kernels.products import Products
 from tsdoc.kernels.selection import SelectionConfig
 from tsdoc.kernels.workers import Workers
@@ -96,15 +96,15 @@ class Runs:
         return piece, taken
 
     def decode(
-        self, piece: MemoryPiece, question: Sequence[int], *, theta: float | None, steps: int
+        self, pieces: Sequence[KVPiece], question: Sequence[int], *, theta: float | None, steps: int
     ) -> Decoded:
         """Decodes `steps` tokens behind a prefilled prompt and a question."""
-        start = piece.capacity
+        start = pieces[-1].start + pieces[-1].capacity
         config = GenerationConfig(
             max_new_tokens=steps + 1, stop_ids=frozenset(), question_chunk_size=512, theta=theta
         )
         room = self._piece(len(question) + steps + 1, start)
-        generation = self._engine.generate([piece, room], question, start, config)
+        generation = self._engine.generate([*pieces, room], question, start, config)
         taken: list[float] = []
         before: float | None = None
         for _ in generation:

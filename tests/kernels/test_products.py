@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tsdoc.kernels import products
-from tsdoc.kernels.products import Products
+from tsdoc.kernels.products import Linear, Products
 from tsdoc.kernels.workers import Workers
 
 
@@ -18,7 +18,7 @@ def test_equals_a_float64_product(num_rows: int, with_bias: bool, openblas: bool
     x = torch.randn(num_rows, 96, generator=generator)
     weight = torch.randn(360, 96, generator=generator)
     bias = torch.randn(360, generator=generator) if with_bias else None
-    actual = Products(Workers(2), openblas=openblas).linear(x, weight, bias)
+    actual = Products(Workers(2), openblas=openblas).multiply(x, weight, bias)
     expected = x.double() @ weight.double().T
     if bias is not None:
         expected += bias.double()
@@ -30,16 +30,20 @@ def test_equals_a_float64_product(num_rows: int, with_bias: bool, openblas: bool
 def test_a_row_does_not_depend_on_the_block_around_it(n: int, k: int) -> None:
     generator = torch.Generator().manual_seed(0)
     x, weight = (torch.randn(rows, k, generator=generator) for rows in (1100, n))
-    whole = Products(Workers(2)).linear(x, weight)
-    for first, last in [(0, 2), (0, 30), (0, 513), (512, 1024), (512, 1100)]:
+
+    def compute(linear: Linear, rows: torch.Tensor) -> torch.Tensor:
+        return linear(rows, weight, None)
+
+    whole = Products(Workers(2)).by_rows(compute, x)
+    for first, last in [(0, 512), (0, 513), (512, 1024), (512, 1100)]:
         for num_threads in (1, 2, 3, 5):
-            part = Products(Workers(num_threads)).linear(x[first:last], weight)
+            part = Products(Workers(num_threads)).by_rows(compute, x[first:last])
             assert torch.equal(part, whole[first:last])
 
 
 def test_other_types_stay_with_torch() -> None:
     x, weight = torch.randn(100, 8).bfloat16(), torch.randn(4, 8).bfloat16()
-    actual = Products(Workers(2), openblas=True).linear(x, weight)
+    actual = Products(Workers(2), openblas=True).multiply(x, weight)
     assert torch.equal(actual, torch.nn.functional.linear(x, weight))
 
 
@@ -52,3 +56,18 @@ def test_openblas_is_for_processors_that_mkl_slights(
     monkeypatch.setattr(products, "_processor", lambda: vendor)
     monkeypatch.setattr(torch._C, "has_mkl", True)
     assert products.prefers_openblas() is wanted
+
+
+@pytest.mark.parametrize("openblas", [True, False])
+@pytest.mark.parametrize("num_rows", [1, 511, 512, 1300])
+def test_a_computation_is_the_same_in_slices(num_rows: int, openblas: bool) -> None:
+    generator = torch.Generator().manual_seed(num_rows)
+    x = torch.randn(num_rows, 200, generator=generator)
+    there, back = (torch.randn(200, 200, generator=generator) for _ in range(2))
+
+    def compute(linear: Linear, rows: torch.Tensor) -> torch.Tensor:
+        return linear(torch.relu(linear(rows, there, None)), back, None)
+
+    actual = Products(Workers(2), openblas=openblas).by_rows(compute, x)
+    expected = torch.relu(x.double() @ there.double().T) @ back.double().T
+    torch.testing.assert_close(actual.double(), expected, atol=2e-3, rtol=1e-4)

@@ -58,3 +58,11 @@ def test_a_range_is_split_for_all_threads(length: int, num_threads: int) -> None
     assert [at for part in parts for at in range(part.start, part.stop)] == list(range(length))
     assert all(part.start % 512 % 12 == 0 and part.stop - part.start <= 512 for part in parts)
     assert len(parts) >= min(num_threads, length // 24) * 3 // 4
+
+
+def test_the_caller_uses_one_core_while_it_leads() -> None:
+    before = torch.get_num_threads()
+    with pytest.raises(KeyError), Workers(2).leading():
+        assert torch.get_num_threads() == 1
+        raise KeyError
+    assert torch.get_num_threads() == before

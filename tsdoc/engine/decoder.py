@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -15,11 +16,9 @@ import torch.nn.functional as F
 
 from tsdoc.engine.tensor_split import UNSPLIT, TensorSplit
 from tsdoc.errors import ModelError
-from tsdoc.kernels.products import Products
+from tsdoc.kernels.products import Linear, Products
 from tsdoc.kernels.workers import Workers
 from tsdoc.models.config import ModelConfig
-
-MLP_ROWS = 1024  # rows of the wide intermediate held at a time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +105,7 @@ class Decoder:
         self.config = config
         self.dtype = dtype
         self._split = split
-        self._linear = Products(workers or Workers()).linear
+        self._products = Products(workers or Workers())
         parts = read_weights(config, weights, dtype, torch.device("cpu"))
         self._embedding, self._norm, self._head = parts.embedding, parts.norm, parts.head
         self._layers = [parts.layer(number) for number in range(config.num_layers)]
@@ -119,30 +118,40 @@ class Decoder:
         self, layer: int, hidden: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """See `DecoderPart.project`."""
-        w, config = self._layers[layer], self.config
-        x = rms_norm(hidden, w.input_norm, config.norm_eps)
-        shape = (hidden.shape[0], -1, config.head_dim)
-        q = self._linear(x, w.q, w.q_bias).view(shape)
-        k = self._linear(x, w.k, w.k_bias).view(shape)
-        v = self._linear(x, w.v, w.v_bias).view(shape)
+        config = self.config
+        joint = self._products.by_rows(partial(self._qkv, self._layers[layer]), hidden)
+        heads, kv = config.num_qo_heads, config.num_kv_heads
+        rows = joint.view(-1, heads + 2 * kv, config.head_dim)
+        return rows[:, :heads], rows[:, heads : heads + kv], rows[:, heads + kv :]
+
+    def _qkv(self, w: LayerWeights, linear: Linear, hidden: torch.Tensor) -> torch.Tensor:
+        """Queries, keys and values beside one another."""
+        eps = self.config.norm_eps
+        x = rms_norm(hidden, w.input_norm, eps)
+        q, k = linear(x, w.q, w.q_bias), linear(x, w.k, w.k_bias)
         if w.q_norm is not None and w.k_norm is not None:
-            q = rms_norm(q, w.q_norm, config.norm_eps)
-            k = rms_norm(k, w.k_norm, config.norm_eps)
-        return q, k, v
+            heads = (-1, self.config.head_dim)
+            q = rms_norm(q.view(heads), w.q_norm, eps).view(q.shape)
+            k = rms_norm(k.view(heads), w.k_norm, eps).view(k.shape)
+        return torch.cat((q, k, linear(x, w.v, w.v_bias)), dim=1)
 
     def finish_layer(
         self, layer: int, hidden: torch.Tensor, attention: torch.Tensor
     ) -> torch.Tensor:
         """See `DecoderPart.finish_layer`."""
-        w = self._layers[layer]
-        hidden += self._split.sum(self._linear(attention.flatten(1).to(self.dtype), w.o, w.o_bias))
+        w, flat = self._layers[layer], attention.flatten(1).to(self.dtype)
+        hidden += self._split.sum(
+            self._products.by_rows(lambda linear, rows: linear(rows, w.o, w.o_bias), flat)
+        )
         with self._split.adding() as add:
-            for rows in torch.split(hidden, MLP_ROWS):
-                x = rms_norm(rows, w.post_norm, self.config.norm_eps)
-                gated = F.silu(self._linear(x, w.gate, w.gate_bias), inplace=True)
-                gated *= self._linear(x, w.up, w.up_bias)
-                add(rows, self._linear(gated, w.down, w.down_bias))
+            add(hidden, self._products.by_rows(partial(self._mlp, w), hidden))
         return hidden
+
+    def _mlp(self, w: LayerWeights, linear: Linear, rows: torch.Tensor) -> torch.Tensor:
+        x = rms_norm(rows, w.post_norm, self.config.norm_eps)
+        gated = F.silu(linear(x, w.gate, w.gate_bias), inplace=True)
+        gated *= linear(x, w.up, w.up_bias)
+        return linear(gated, w.down, w.down_bias)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """See `DecoderPart.logits`."""

@@ -1,13 +1,14 @@
 """Matrix products on the CPU, by the library that suits its processor.
 
 Torch brings Intel's MKL, which on AMD's processors reaches two thirds to three quarters of what
-numpy's OpenBLAS does there in float32. OpenBLAS then runs on one thread per product, and the rows
-of a large one are shared out among `Workers`: a pool of its own would wait beside torch's.
+numpy's OpenBLAS does there in float32. OpenBLAS runs on the thread that calls it: a pool of its own
+would wait beside torch's.
 """
 
 from __future__ import annotations
 
 import platform
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -17,20 +18,24 @@ import torch.nn.functional as F
 
 from tsdoc.kernels.workers import Workers
 
+Linear = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+Compute = Callable[[Linear, torch.Tensor], torch.Tensor]
+
 SMALLEST = 1 << 15  # numbers in a weight matrix: smaller ones gain nothing
 SLICE_ROWS = 512  # of one thread at a time
 ROW_UNIT = 12  # OpenBLAS's AVX2 kernels take that many together, and sum a rest in another order
 
 
 class Products:
-    """`x` times a weight matrix, and a bias.
+    """What a decoder does with rows and weight matrices.
 
     A row's result depends on its place among SLICE_ROWS, but not on the rows beside it (a rest is
     filled up to ROW_UNIT): K and V are the same for all sizes of blocks, which are multiples of it.
+    Of fewer rows all of torch's threads share every operation.
 
     Args:
-        workers: Share out the work.
-        openblas: Whether float32 products of matrices are numpy's; None decides by the processor.
+        workers: Take the slices.
+        openblas: Whether float32 products in slices are numpy's; None decides by the processor.
     """
 
     def __init__(self, workers: Workers, *, openblas: bool | None = None) -> None:
@@ -39,30 +44,36 @@ class Products:
         if self._openblas:
             _one_thread_each()
 
-    def linear(
+    def by_rows(self, compute: Compute, x: torch.Tensor) -> torch.Tensor:
+        """`compute` of all rows of `x`: in slices, each wholly on one thread, if there are many.
+
+        Args:
+            compute: Gets what it multiplies by weights with, and rows; returns as many rows.
+            x: [num_rows, k].
+        """
+        if x.shape[0] < SLICE_ROWS:
+            return compute(F.linear, x)
+        parts = self._workers.split(x.shape[0], SLICE_ROWS, ROW_UNIT)
+        tasks = [partial(_filled_up, compute, self.multiply, x[part]) for part in parts]
+        with self._workers.leading():
+            return torch.cat(self._workers.run(tasks))
+
+    def multiply(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
         """`x` [num_rows, k] times `weight` [n, k] transposed, plus `bias` [n]: [num_rows, n]."""
-        worth = x.shape[0] > 1 and x.dtype == torch.float32 and weight.numel() >= SMALLEST
-        if not self._openblas or not worth:
+        if not self._openblas or x.dtype != torch.float32 or weight.numel() < SMALLEST:
             return F.linear(x, weight, bias)
-        out = torch.empty(x.shape[0], weight.shape[0])
-        parts = self._workers.split(x.shape[0], SLICE_ROWS, ROW_UNIT)
-        self._workers.run([partial(_product, x[p], weight, bias, out[p]) for p in parts])
+        out = torch.from_numpy(np.matmul(x.numpy(), weight.numpy().T))
+        if bias is not None:
+            out += bias
         return out
 
 
-def _product(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
-) -> None:
+def _filled_up(compute: Compute, multiply: Linear, x: torch.Tensor) -> torch.Tensor:
+    """`compute` of rows that are filled up to ROW_UNIT meanwhile."""
     rest = -x.shape[0] % ROW_UNIT
-    if rest == 0:
-        np.matmul(x.numpy(), weight.numpy().T, out=out.numpy())
-    else:
-        filled = np.matmul(F.pad(x, (0, 0, 0, rest)).numpy(), weight.numpy().T)
-        out.copy_(torch.from_numpy(filled)[: x.shape[0]])
-    if bias is not None:
-        out += bias
+    return compute(multiply, F.pad(x, (0, 0, 0, rest)) if rest else x)[: x.shape[0]]
 
 
 def prefers_openblas() -> bool:

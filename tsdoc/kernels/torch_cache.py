@@ -263,14 +263,21 @@ class TorchCache:
         grouped = queries.view(num_queries, self._num_kv_heads, -1, head_dim).transpose(0, 1)
         rows = (grouped * head_dim**-0.5).reshape(self._num_kv_heads, -1, head_dim)
         logits = torch.empty(self._num_kv_heads, rows.shape[1], end - start)
+        tasks = []
         for piece, first, last in self._covering(start, end):
             piece.check_keys(layer, first, last)
             keys, _ = self._rows(piece, layer)
             for tile in range(first, last, TILE):
                 stop = min(tile + TILE, last)
-                wide = keys[tile - piece.start : stop - piece.start].float()
-                scores = torch.bmm(rows, wide.permute(1, 2, 0))
-                logits[:, :, tile - start : stop - start] = scores
+                part = keys[tile - piece.start : stop - piece.start]
+                tasks.append(
+                    partial(_score_tile, rows, part, logits[..., tile - start : stop - start])
+                )
+        if num_queries == 1:  # too little work for threads of their own
+            for task in tasks:
+                task()
+        else:
+            self._workers.run(tasks)
         return logits.view(self._num_kv_heads, num_queries, num_heads // self._num_kv_heads, -1)
 
     def _choose(
@@ -309,7 +316,10 @@ class TorchCache:
             partial(self.attend, layer, q[r.start - first : r.end - first], chosen, r)
             for chosen, r in zip(selected, ranges, strict=True)
         ]
-        return torch.cat(self._workers.run(tasks))
+        if len(tasks) == 1:
+            return tasks[0]()
+        with self._workers.leading():
+            return torch.cat(self._workers.run(tasks))
 
     def start_decode(
         self,
@@ -398,6 +408,13 @@ class TorchCache:
             for piece in self._pieces
         ]
         return [(piece, first, last) for piece, first, last in shares if first < last]
+
+
+def _score_tile(rows: torch.Tensor, keys: torch.Tensor, out: torch.Tensor) -> None:
+    """Puts `rows` [num_kv_heads, num_rows, head_dim] times `keys` [num_keys, …] into `out`."""
+    wide = keys.float()
+    for head in range(rows.shape[0]):
+        out[head] = rows[head] @ wide[:, head].T
 
 
 def _every_candidate(

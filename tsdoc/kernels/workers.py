@@ -7,8 +7,9 @@ others after every step, and what torch does on one core alone (gathering, top-k
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
@@ -52,13 +53,25 @@ class Workers:
                 future.cancel()
             wait(futures)
 
+    @contextmanager
+    def leading(self) -> Iterator[None]:
+        """While entered, what the calling thread does itself uses one core.
+
+        Torch's own threads go on spinning for milliseconds after each operation that they share,
+        and would be in the way of those here.
+        """
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
     def split(self, length: int, size: int, unit: int) -> list[slice]:
         """Splits [0, length) at multiples of `size`; if that is too few, those at `unit` again."""
         starts = range(0, length, size)
         each = -(-self.num_threads // max(len(starts), 1))
-        step = -(-size // (each * unit)) * unit
-        if len(starts) == 1:
-            step = -(-length // (each * unit)) * unit
+        step = -(-min(size, length) // (each * unit)) * unit
         parts = []
         for start in starts:
             end = min(start + size, length)
