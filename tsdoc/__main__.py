@@ -14,16 +14,28 @@ INTERRUPTED = 130
 def main() -> None:
     """Runs the command line; Ctrl-C is one line even while it is still being imported."""
     try:
+        import signal
+
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            # What is imported could swallow an exception, as in a callback of the import system.
+            signal.signal(signal.SIGINT, _stop)
         from tsdoc.cli.app import main as run
 
         run()
     except KeyboardInterrupt:
-        sys.stderr.write("tsdoc: stopped\n")
-        _leave()
+        _stop()
     except SystemExit as done:
         if done.code == INTERRUPTED:
             _leave()
         raise
+
+
+def _stop(*signal: object) -> None:
+    import contextlib
+
+    with contextlib.suppress(OSError):  # it is closed, and there is nobody to tell
+        os.write(2, b"tsdoc: stopped\n")
+    _leave()
 
 
 def _leave() -> None:
@@ -35,7 +47,7 @@ def _leave() -> None:
     import contextlib
 
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, AttributeError):
+        with contextlib.suppress(OSError, AttributeError, RuntimeError):
             stream.flush()
     os._exit(INTERRUPTED)
 

@@ -204,6 +204,35 @@ def test_the_second_ctrl_c_ends_at_once() -> None:
     assert seconds < 10
 
 
+@pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")
+def test_ctrl_c_while_importing_cannot_be_swallowed() -> None:
+    script = """
+        import os, signal, sys, time
+        from tsdoc.__main__ import main
+
+        class Swallowing:
+            def find_spec(self, name, path=None, target=None):
+                if name == "tsdoc.cli.app":
+                    try:
+                        os.kill(os.getpid(), signal.SIGINT)
+                        time.sleep(5)
+                    except KeyboardInterrupt:
+                        pass
+
+        sys.meta_path.insert(0, Swallowing())
+        sys.argv = ["tsdoc", "--version"]
+        main()
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "tsdoc: stopped\n")
+
+
 def test_the_entry_point_imports_nothing_before_it_answers_ctrl_c() -> None:
     script = """
 import sys

@@ -15,7 +15,7 @@ from tsdoc.home import Home
 from tsdoc.profile import keep, run
 from tsdoc.profile.output import report_json
 from tsdoc.profile.results import PARTS, Report
-from tsdoc.profile.run import run_profile
+from tsdoc.profile.run import ALL_ATTENDED, run_profile
 
 Whole = tuple[Report, Recorder, Path]
 
@@ -118,6 +118,7 @@ def test_without_a_store_nothing_is_written(tmp_path: Path) -> None:
     assert not (tmp_path / "home").exists()
     assert report.theta_curve == ()  # everything fits the budget
     assert report.decode[0].hit_ratio is None
+    assert report.notes[1] == ALL_ATTENDED
     assert "a new process" not in recorder.stages
 
 
@@ -172,6 +173,7 @@ def test_a_real_model_reads_sources(tmp_path: Path, model_directory: Path, docum
         random_weights=False,
     )
     assert report.source == "facts.txt"
+    assert report.notes == ()
     assert report.warm is not None
     assert {"ingest", "tokenise", "model_load", "prefill", "first_token"} <= set(report.cold_s)
     assert not (tmp_path / "home" / "store").exists()

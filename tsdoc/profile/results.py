@@ -197,7 +197,7 @@ class Report:
 
     Attributes:
         cold_s: Stages from nothing to the first token, in order.
-        notes: What could not be measured, and why.
+        notes: What could not be measured, or does not show, and why.
     """
 
     model: str

@@ -45,6 +45,11 @@ from tsdoc.settings import Settings
 
 LONG_S = 60.0  # a prefill of more is announced
 
+ALL_ATTENDED = (
+    "All of it fits the budget: every token is attended to, nothing is selected, and no cache is "
+    "looked up. Longer prompts show more."
+)
+
 
 def run_profile(
     request: ProfileRequest, *, settings: Settings, home: Home, reporter: Reporter
@@ -69,6 +74,8 @@ def run_profile(
         warm = None
         if measured.kept is not None and place.directory is not None:
             warm = _warm(prompt, settings, device, place, reporter)
+    if all(run.hit_ratio is None for run in measured.decode):
+        place.notes.append(ALL_ATTENDED)
     selection = settings.selection.model_dump()
     return Report(
         model=prompt.name,
@@ -108,7 +115,7 @@ def run_profile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
-    """Where K and V may be written; notes say why something is not measured."""
+    """Where K and V may be written; notes say why something is not measured, or not there."""
 
     directory: Path | None
     notes: list[str]
