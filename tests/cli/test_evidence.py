@@ -109,6 +109,18 @@ def test_lines_stay_readable_on_a_wide_terminal(
     assert max(map(len, result.stdout.splitlines())) == 98
 
 
+def test_passages_below_a_piped_answer_fit_the_screen_they_go_to(
+    cli: Cli, services: FakeServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tsdoc.cli.console._width", lambda stream: 40)
+    services.evidence = make_evidence(
+        passages=(dataclasses.replace(make_evidence().passages[0], text="word " * 90),)
+    )
+    result = cli("ask", "a.txt", "Who?", "--evidence", "1")
+    quoted = [line for line in result.stderr.splitlines() if "word word" in line]
+    assert {len(line) for line in quoted[:-1]} == {38}
+
+
 def test_code_keeps_its_lines_and_long_prose_is_wrapped() -> None:
     passage = make_evidence().passages[0]
     code = dataclasses.replace(passage, text="    def f():\n        return 1")

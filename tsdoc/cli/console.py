@@ -72,6 +72,11 @@ class Terminal:
         """How wide stdout is; None when it is no terminal."""
         return shutil.get_terminal_size().columns if self.answers_on_screen else None
 
+    @property
+    def note_columns(self) -> int | None:
+        """How wide stderr is; None when it is no terminal."""
+        return _width(self.stderr)
+
     def write(self, text: str) -> None:
         """Writes a part of the answer: made visible on a terminal, exact elsewhere."""
         self._put(self.stdout, visible(text) if self.answers_on_screen else text)

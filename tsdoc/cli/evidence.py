@@ -43,7 +43,9 @@ def show_evidence(run: Run, evidence: Evidence) -> None:
         )
     if run.output.json:
         return
-    for line in evidence_lines(evidence, width=min(run.terminal.columns or WIDTH, WIDTH)):
+    terminal = run.terminal
+    width = terminal.columns if terminal.answers_on_screen else terminal.note_columns
+    for line in evidence_lines(evidence, width=min(width or WIDTH, WIDTH)):
         if run.terminal.answers_on_screen:
             run.terminal.line(line)
         else:
