@@ -8,7 +8,7 @@ import pytest
 from tests.session.conftest import Recorder, document, model_directory
 from tsdoc.home import Home
 from tsdoc.ingest.options import IngestOptions
-from tsdoc.profile import decode, full, keep, prompt, roofline, run, sweep
+from tsdoc.profile import decode, disk, full, prompt, roofline, run, sweep
 from tsdoc.profile.prompt import ProfilePrompt
 from tsdoc.profile.request import ProfileRequest
 from tsdoc.profile.results import Report
@@ -68,8 +68,8 @@ def short() -> Iterator[None]:
         patch.setattr(decode, "CURVE_STEPS", 5)
         patch.setattr(decode, "PART_LIMIT_S", 0.01)
         patch.setattr(full, "SAMPLE_LIMIT_S", 0.01)
-        patch.setattr(keep, "LEAST_PROBE", 1 << 16)
-        patch.setattr(keep, "PROBE_PART", 1 << 15)
+        patch.setattr(disk, "LEAST_PROBE", 1 << 16)
+        patch.setattr(disk, "PROBE_PART", 1 << 15)
         patch.setattr(roofline, "COPY_BYTES", {"cpu": 1 << 16, "cuda": 1 << 24})
         patch.setattr(roofline, "PRODUCT_SIZE", {"cpu": 64, "cuda": 1024})
         patch.setattr(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -60,6 +61,16 @@ def test_the_store_is_written_opened_and_found_by_a_new_process(whole: Whole) ->
     assert report.warm is not None
     assert list(report.warm.stages_s) == ["python", "imports", "model", "open", "first token"]
     assert all(seconds >= 0 for seconds in report.warm.stages_s.values())
+
+
+@pytest.mark.skipif(not hasattr(os, "RWF_NOWAIT"), reason="needs Linux")
+def test_the_new_process_is_measured_without_a_page_cache_too(whole: Whole) -> None:
+    found, kept = whole[0].from_disk, whole[0].kept
+    assert found is not None and kept is not None
+    assert found.num_bytes == kept.num_bytes
+    assert found.disk_bytes_per_s > 0
+    needed_s = found.num_bytes / found.disk_bytes_per_s
+    assert found.ratio == pytest.approx(found.start.after_weights_s / needed_s)
 
 
 def test_nothing_stays_on_the_disk(whole: Whole) -> None:

@@ -149,6 +149,11 @@ def _storage_rows(report: Report) -> Rows:
     if report.warm is not None:
         after = seconds_text(report.warm.after_weights_s)
         rows.append(("first token after weights", f"{after} in a new process"))
+    if report.from_disk is not None:
+        found = report.from_disk
+        after = seconds_text(found.start.after_weights_s)
+        rate = scaled_text(found.disk_bytes_per_s, "B/s")
+        rows.append(("… nothing cached", f"{after}; the disk reads {rate}"))
     rows.append(("peak of the host's memory", scaled_text(report.host_peak_bytes, "B")))
     if report.device_peak_bytes is not None:
         rows.append(("peak of the device's memory", scaled_text(report.device_peak_bytes, "B")))

@@ -7,6 +7,7 @@ On a CPU device (the kernels' interpreter) the same code copies directly.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -21,11 +22,11 @@ from tsdoc.kernels.page_pool import PagePool
 
 NUM_WORKERS = 12
 STAGING_BYTES = 16 << 20
-LOAD_TOKENS = 131_072  # become resident together
+LOAD_TOKENS = 131_072  # become resident together; their order is that of the prompt
 
 
-class Saved:
-    """A range of positions on its way to host memory."""
+class Moving:
+    """A range of positions on its way."""
 
     def __init__(self, tasks: Sequence[Future[None]]) -> None:
         self._tasks = tasks
@@ -63,33 +64,42 @@ class Transfer:
             CorruptPageError: a page does not match its checksum; what was loaded before it stays.
         """
         pool = self._pool
-        while pool.resident < end:
-            first, last = pool.resident, min(pool.resident + LOAD_TOKENS, end)
-            tasks = [
-                self._workers.submit(self._load_rows, pieces, layer, kind, first, last)
-                for layer in range(len(pool.keys))
-                for kind in (KEYS, VALUES)
-            ]
-            try:
-                Saved(tasks).wait()
-            except BaseException:
-                Saved(tasks).abandon()
-                raise
-            pool.resident = last
+        edges = [*range(pool.resident, end, LOAD_TOKENS), end]
+        parts = [
+            (last, self._begin_load(pieces, first, last))
+            for first, last in itertools.pairwise(edges)
+        ]
+        try:
+            for last, part in parts:
+                part.wait()
+                pool.resident = last
+        except BaseException:
+            for _, part in parts:
+                part.abandon()
+            raise
 
-    def save(self, pieces: Sequence[KVPiece], start: int, end: int) -> Saved:
+    def save(self, pieces: Sequence[KVPiece], start: int, end: int) -> Moving:
         """Begins to copy [start, end), computed on the current stream, into pieces on the host."""
         if not any(piece.on_host for piece, _, _ in covering(pieces, start, end)):
-            return Saved([])
+            return Moving([])
         ready: Callable[[], None] = lambda: None  # noqa: E731
         if self._on_cuda:
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch gives it no types
             event.record()
             # The worker's stream waits, nobody else; a copy within the host has no stream.
             ready = event.synchronize if self._pool.on_host else event.wait
-        return Saved(
+        return Moving(
             [
                 self._workers.submit(self._save_rows, pieces, layer, kind, start, end, ready)
+                for layer in range(len(self._pool.keys))
+                for kind in (KEYS, VALUES)
+            ]
+        )
+
+    def _begin_load(self, pieces: Sequence[KVPiece], start: int, end: int) -> Moving:
+        return Moving(
+            [
+                self._workers.submit(self._load_rows, pieces, layer, kind, start, end)
                 for layer in range(len(self._pool.keys))
                 for kind in (KEYS, VALUES)
             ]

@@ -11,7 +11,7 @@ from tsdoc.kernels.interface import Ranges
 from tsdoc.kernels.kv import KVPiece
 from tsdoc.kernels.rope import RopeTable
 from tsdoc.kernels.selection import ChunkRange, SelectionConfig
-from tsdoc.kernels.transfer import Saved
+from tsdoc.kernels.transfer import Moving
 from tsdoc.kernels.triton.query import selection_queries
 from tsdoc.kernels.triton.store import store_kv
 from tsdoc.kernels.triton_attention import ChunkAttention, TritonWindow
@@ -54,7 +54,7 @@ class TritonCache:
         self._parts.transfer.load(self._pieces, end)
         self._parts.pool.resident = end
 
-    def save(self, start: int, end: int) -> Saved:
+    def save(self, start: int, end: int) -> Moving:
         """See `DeviceCache.save`."""
         pool = self._parts.pool
         pool.resident = max(pool.resident, end)

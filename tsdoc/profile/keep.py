@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
-
 from tsdoc.engine.commits import Commits
 from tsdoc.engine.forward import chunk_bounds
 from tsdoc.errors import ResourceError, StoreError
@@ -20,14 +18,12 @@ from tsdoc.kernels.interface import Pending
 from tsdoc.kernels.kv import KVPiece
 from tsdoc.kernels.torch_cache import Arrived
 from tsdoc.profile.bench import Bench, kv_bytes, kv_shape, model_key
+from tsdoc.profile.disk import write_rate
 from tsdoc.profile.results import Kept
 from tsdoc.store import Store
 from tsdoc.store.files import free_bytes
 
 PREFIX = "profile-"
-LEAST_PROBE, MOST_PROBE = 256 << 20, 2 << 30  # bytes that the disk's rate is measured with
-PROBE_LIMIT_S = 4.0
-PROBE_PART = 32 << 20
 SPARE_BYTES = 256 << 20
 
 
@@ -65,25 +61,6 @@ def check_room(directory: Path, num_bytes: int) -> None:
         )
 
 
-def disk_rate(directory: Path, num_bytes: int) -> float:
-    """Bytes per second that the disk takes, fsync included: noise into one plain file."""
-    wanted = min(max(num_bytes, LEAST_PROBE), MOST_PROBE)
-    part = np.random.default_rng(0).integers(0, 255, PROBE_PART, dtype=np.uint8).tobytes()
-    path = directory / "probe"
-    written = 0
-    begun = time.perf_counter()
-    try:
-        with path.open("wb", buffering=0) as file:
-            while written < wanted and time.perf_counter() - begun < PROBE_LIMIT_S:
-                written += file.write(part)
-            os.fsync(file.fileno())
-        return written / (time.perf_counter() - begun)
-    except OSError as error:
-        raise StoreError(f"cannot be written ({error.strerror})", where=str(path)) from error
-    finally:
-        path.unlink(missing_ok=True)
-
-
 def measure_keep(bench: Bench, root: Path, on_block: Callable[[int], None]) -> Kept:
     """Writes the prompt's K and V block by block, as a prefill would, and opens them.
 
@@ -92,7 +69,7 @@ def measure_keep(bench: Bench, root: Path, on_block: Callable[[int], None]) -> K
         StoreError: the store cannot be written.
     """
     num_bytes = kv_bytes(bench.prompt, bench.settings)
-    rate = disk_rate(root.parent, num_bytes)
+    rate = write_rate(root.parent, num_bytes)
     store = Store(root, max_bytes=2 * num_bytes + SPARE_BYTES)
     key, ids = model_key(bench.prompt, bench.settings), bench.prompt.ids
     begun = time.perf_counter()

@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from tsdoc.profile.results import DecodeRun, Full, Kept, Kernel, PrefillResult, Report, Warm
+from tsdoc.profile.results import (
+    DecodeRun,
+    FromDisk,
+    Full,
+    Kept,
+    Kernel,
+    PrefillResult,
+    Report,
+    Warm,
+)
 
 
 def report_json(report: Report) -> dict[str, Any]:
@@ -28,6 +37,7 @@ def report_json(report: Report) -> dict[str, Any]:
             "cold_s": report.first_token_cold_s,
             "cold_stages_s": dict(report.cold_s),
             "warm": None if report.warm is None else _warm(report.warm),
+            "from_disk": None if report.from_disk is None else _from_disk(report.from_disk),
         },
         "prefill": _prefill(report.prefill),
         "decode": [_decode(run) for run in report.decode],
@@ -49,6 +59,15 @@ def _warm(warm: Warm) -> dict[str, Any]:
         "seconds": warm.first_token_s,
         "after_weights_s": warm.after_weights_s,
         "stages_s": dict(warm.stages_s),
+    }
+
+
+def _from_disk(found: FromDisk) -> dict[str, Any]:
+    return {
+        **_warm(found.start),
+        "bytes": found.num_bytes,
+        "disk_bytes_per_s": found.disk_bytes_per_s,
+        "disk_ratio": found.ratio,
     }
 
 

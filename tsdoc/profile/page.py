@@ -140,6 +140,11 @@ def _store_rows(report: Report) -> Rows:
     if report.warm is not None:
         after = seconds_text(report.warm.after_weights_s)
         rows.append(("First token after the weights, new process", after))
+    if report.from_disk is not None:
+        found = report.from_disk
+        after = seconds_text(found.start.after_weights_s)
+        rate = scaled_text(found.disk_bytes_per_s, "B/s")
+        rows.append(("The same, nothing in the page cache", f"{after}; the disk reads {rate}"))
     return rows
 
 

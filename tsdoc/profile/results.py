@@ -180,6 +180,26 @@ class Warm:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FromDisk:
+    """The same when nothing of the entry is in the page cache.
+
+    Attributes:
+        start: Its stages.
+        num_bytes: K and V of the entry.
+        disk_bytes_per_s: What the disk gave just before, the same file read by itself.
+    """
+
+    start: Warm
+    num_bytes: int
+    disk_bytes_per_s: float
+
+    @property
+    def ratio(self) -> float:
+        """From the weights to the first token, over what the disk needs for all of K and V."""
+        return self.start.after_weights_s / (self.num_bytes / self.disk_bytes_per_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SweepRow:
     """One value of one option; what does not fit the model's window has only a note."""
 
@@ -223,6 +243,7 @@ class Report:
     device_peak_bytes: int | None
     kept: Kept | None = None
     warm: Warm | None = None
+    from_disk: FromDisk | None = None
     full: Full | None = None
     sweeps: tuple[SweepRow, ...] = ()
     notes: tuple[str, ...] = field(default=())

@@ -19,6 +19,7 @@ from tsdoc.kernels.timing import make_timer
 from tsdoc.profile.bench import Bench, kv_bytes, set_up, warm_up
 from tsdoc.profile.counts import traffic
 from tsdoc.profile.decode import decode_kernels, decode_runs, theta_curve
+from tsdoc.profile.disk import leave_page_cache, read_rate
 from tsdoc.profile.full import compare_full
 from tsdoc.profile.keep import check_room, measure_keep, temporary_home
 from tsdoc.profile.machine import describe_machine
@@ -28,6 +29,7 @@ from tsdoc.profile.request import ProfileRequest
 from tsdoc.profile.results import (
     Ceilings,
     DecodeRun,
+    FromDisk,
     Full,
     Kept,
     Kernel,
@@ -71,9 +73,10 @@ def run_profile(
         measured = _measure(request, settings, prompt, device, place.directory, reporter)
         gc.collect()
         make_timer(torch.device(device)).release()  # the new process needs the memory
-        warm = None
+        warm = from_disk = None
         if measured.kept is not None and place.directory is not None:
             warm = _warm(prompt, settings, device, place, reporter)
+            from_disk = _from_disk(prompt, settings, device, place, reporter)
     if all(run.hit_ratio is None for run in measured.decode):
         place.notes.append(ALL_ATTENDED)
     selection = settings.selection.model_dump()
@@ -107,6 +110,7 @@ def run_profile(
         device_peak_bytes=measured.device_peak_bytes,
         kept=measured.kept,
         warm=warm,
+        from_disk=from_disk,
         full=measured.full,
         sweeps=measured.sweeps,
         notes=tuple(place.notes),
@@ -244,6 +248,26 @@ def _warm(
             reporter.warn("warm_start", "", error.message)
             place.notes.append(f"Not measured: {error.message}.")
             return None
+
+
+def _from_disk(
+    prompt: ProfilePrompt, settings: Settings, device: Device, place: _Place, reporter: Reporter
+) -> FromDisk | None:
+    """The new process again, with an empty page cache."""
+    assert place.directory is not None  # noqa: S101 - asked before
+    store = place.directory / "store"
+    if not leave_page_cache(store):
+        place.notes.append("From the disk: not measured, the page cache keeps what is read.")
+        return None
+    kv = max(store.rglob("kv.bin"), key=lambda path: path.stat().st_size)
+    with _stage(reporter, "the disk"):
+        rate = read_rate(kv)
+        leave_page_cache(store)
+    start = _warm(prompt, settings, device, place, reporter)
+    if start is None:
+        return None
+    num_bytes = kv_bytes(prompt, settings)
+    return FromDisk(start=start, num_bytes=num_bytes, disk_bytes_per_s=rate)
 
 
 def _default_run(runs: tuple[DecodeRun, ...]) -> DecodeRun:
