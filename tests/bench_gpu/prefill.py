@@ -15,7 +15,7 @@ from tsdoc.engine.engine import Engine
 from tsdoc.engine.forward import chunk_bounds
 from tsdoc.engine.fused_decoder import FusedDecoder
 from tsdoc.kernels.kv import DevicePiece, MemoryPiece
-from tsdoc.profile.keep import disk_rate
+from tsdoc.profile.disk import write_rate
 from tsdoc.store import Store
 from tsdoc.store.key import KVShape, ModelKey
 
@@ -95,7 +95,7 @@ def store(decoder: FusedDecoder, num_tokens: int, block: int) -> list[Row]:
     warm_up = [DevicePiece(start=0, capacity=num_tokens)]
     engine.prefill(warm_up, ids[: 3 * block], 0, prefill_block=block, on_block=lambda end: None)
     with tempfile.TemporaryDirectory() as name:
-        rates = [disk_rate(Path(name), size)]
+        rates = [write_rate(Path(name), size)]
         kept = Store(Path(name) / "store", max_bytes=2 * size)
         begun = time.perf_counter()
         with kept.begin(key, shape, ids, prefill_block=block, name="bench") as writer:
@@ -103,7 +103,7 @@ def store(decoder: FusedDecoder, num_tokens: int, block: int) -> list[Row]:
             committed = time.perf_counter() - begun
             writer.finish()
         total = time.perf_counter() - begun
-        rates.append(disk_rate(Path(name), size))
+        rates.append(write_rate(Path(name), size))
     disk = sum(rates) / 2
     return [
         {

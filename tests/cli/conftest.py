@@ -126,6 +126,7 @@ class FakeSession:
             finish_reason=self.behaviour.finish_reason,
             prompt_tokens=110,
             reused_tokens=100,
+            reread_tokens=0,
             generated_tokens=len(self.behaviour.pieces),
             selection_steps=4,
             selection_hits=3,

@@ -70,6 +70,7 @@ def test_json_is_one_object(cli: Cli) -> None:
             "finish_reason": "stop",
             "prompt_tokens": 110,
             "reused_tokens": 100,
+            "reread_tokens": 0,
             "generated_tokens": 2,
             "selection_cache": {"steps": 4, "hits": 3},
             "times_s": {"question": 0.5, "decode": 1.0},

@@ -7,7 +7,7 @@ import torch
 
 from tests.tiny_models import make_engine, make_oracle, memory_piece, token_ids
 from tsdoc.engine.engine import Engine
-from tsdoc.engine.evidence import look, neutral_votes
+from tsdoc.engine.evidence import document_votes, look
 from tsdoc.engine.generate import Generation, GenerationConfig
 from tsdoc.kernels.kv import MemoryPiece
 from tsdoc.kernels.selection import SelectionConfig
@@ -91,9 +91,11 @@ def test_the_neutral_question_itself_is_no_evidence() -> None:
     list(generation)
     assert generation.log is not None
     looked = look(engine.runner, cache, generation.log, DOCUMENT, question_chunk_size=32)
-    same = neutral_votes(engine.runner, cache, ids, PROMPT, DOCUMENT, question_chunk_size=32)
+    same = document_votes(engine.runner, cache, ids, PROMPT, DOCUMENT, question_chunk_size=32)
     assert float(looked.evidence(same).max()) < 1e-6
-    other = neutral_votes(engine.runner, cache, ids[::-1], PROMPT, DOCUMENT, question_chunk_size=32)
+    other = document_votes(
+        engine.runner, cache, ids[::-1], PROMPT, DOCUMENT, question_chunk_size=32
+    )
     assert float(looked.evidence(other).sum()) > 0.01
 
 

@@ -19,7 +19,12 @@ __all__ = ["home", "model_directory"]
 
 SMALL: dict[str, dict[str, Any]] = {
     "selection": {"n_init": 16, "n_local": 64, "top_k": 64, "chunk_size": 128},
-    "engine": {"prefill_block": 256, "question_chunk_size": 64, "device": "cpu"},
+    "engine": {
+        "prefill_block": 256,
+        "question_chunk_size": 64,
+        "reread_tokens": 0,
+        "device": "cpu",
+    },
 }
 
 

@@ -31,6 +31,7 @@ from tsdoc.kernels.rope import make_rope_table, rotate
 from tsdoc.kernels.selection import selection_query
 from tsdoc.kernels.torch_cache import TorchBackend
 from tsdoc.models.config import ModelConfig
+from tsdoc.prompt.chat import ChatTemplate
 from tsdoc.settings import SelectionSettings, Settings
 
 OTHERS = [name for name, policy in POLICIES.items() if policy.made_of]
@@ -56,7 +57,7 @@ def model() -> transformers.PreTrainedModel:
 
 
 @pytest.fixture
-def context(model: transformers.PreTrainedModel) -> ModelContext:
+def context(model: transformers.PreTrainedModel, template: ChatTemplate) -> ModelContext:
     config = make_config(model)
     engine = {**SMALL["engine"], "kv_dtype": "float32", "prefill_block": 256}
     selection = {"n_init": 8, "n_local": 32, "top_k": 32, "chunk_size": 32}
@@ -65,6 +66,7 @@ def context(model: transformers.PreTrainedModel) -> ModelContext:
         settings=Settings.model_validate({"engine": engine, "selection": selection}),
         decoder=Decoder(config, model.state_dict(), torch.float32),
         backend=TorchBackend(num_kv_heads=config.num_kv_heads),
+        template=template,
         max_tokens=4000,
     )
 
@@ -403,7 +405,8 @@ def test_snapkv_keeps_what_the_last_queries_look_at(layer: Layer) -> None:
     pooled = torch.stack((padded[:, :-2], padded[:, 1:-1], padded[:, 2:])).amax(0)
 
     def rows(token: int, head: int) -> torch.Tensor:
-        best = pooled[head * KV // HEADS].topk(60).indices.sort().values
+        ranked = pooled[head * KV // HEADS].sort(descending=True, stable=True).indices
+        best = ranked[:60].sort().values
         return torch.cat((best, torch.arange(276, 281)))
 
     def scores(token: int, head: int, index: torch.Tensor) -> torch.Tensor:

@@ -210,3 +210,18 @@ def test_a_damaged_file_is_named_and_can_be_forgotten(start: Start, home: Home) 
 def test_names_that_are_no_file_names_are_refused(home: Home, name: str) -> None:
     with pytest.raises(UsageError, match="no name for a conversation"):
         conversation_path(home, name)
+
+
+def test_what_a_later_turn_reads_again_stands_inside_the_turn(start: Start) -> None:
+    with start(engine={"reread_tokens": 128}) as session:
+        with Conversation(session=session) as conversation:
+            conversation.ask(FIRST, ignore)
+            before = conversation.num_tokens
+            second = conversation.ask(SECOND, ignore)
+            ids = conversation._tail.ids[before:]
+        turn = session.template.turn_ids(SECOND).tolist()
+        lead = session.template.turn_lead
+    assert second.reread_tokens > 64
+    assert ids[:lead] == turn[:lead]
+    assert ids[lead + second.reread_tokens :][: len(turn) - lead] == turn[lead:]
+    assert len(ids) == len(turn) + second.reread_tokens + second.generated_tokens

@@ -105,8 +105,9 @@ def report(run: Run, answer: Answer) -> None:
     """Says on stderr what an answer cost, and whether it was cut."""
     say_cut(run, answer)
     seconds = sum(answer.times_s.values())
+    again = f", {answer.reread_tokens:,} read again" if answer.reread_tokens else ""
     run.reporter.note(
-        f"{answer.prompt_tokens:,} prompt tokens, {answer.reused_tokens:,} of them reused; "
+        f"{answer.prompt_tokens:,} prompt tokens, {answer.reused_tokens:,} of them reused{again}; "
         f"{answer.generated_tokens:,} generated; {seconds:.1f} s"
     )
 
@@ -177,6 +178,7 @@ def answer_json(answer: Answer) -> dict[str, object]:
         "finish_reason": answer.finish_reason,
         "prompt_tokens": answer.prompt_tokens,
         "reused_tokens": answer.reused_tokens,
+        "reread_tokens": answer.reread_tokens,
         "generated_tokens": answer.generated_tokens,
         "selection_cache": {"steps": answer.selection_steps, "hits": answer.selection_hits},
         "times_s": dict(answer.times_s),

@@ -12,7 +12,7 @@ on others): question tokens point at what has the same words, answer tokens at w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -20,9 +20,20 @@ from tsdoc.engine.forward import Ranges, Runner, chunk_bounds
 from tsdoc.engine.query_log import QueryLog
 from tsdoc.kernels.interface import DeviceCache
 from tsdoc.kernels.selection import chunk_range
+from tsdoc.prompt.chat import ChatTemplate
 
+NEUTRAL_QUESTION = "What is this document about?"
 ANSWER_WEIGHT = 0.5  # of the answer's tokens together; the rest is the question's
 FLOOR = 0.01  # of an equal share: votes below it are noise
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Positions [first, last) of the prompt, read again from position `at` on."""
+
+    first: int
+    last: int
+    at: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,16 +50,61 @@ class Looked:
     attention: torch.Tensor
 
     def evidence(self, neutral: torch.Tensor) -> torch.Tensor:
-        """Returns how much more was looked at than `neutral_votes` did, [num_positions], ≥ 0.
+        """Returns how much more was looked at than `neutral` does, [num_positions], ≥ 0.
 
         In nats: their sum is the divergence where more was looked at, mean over layers.
         """
-        floor = FLOOR / self.votes.shape[1]
-        total = torch.zeros(self.votes.shape[1])
-        for votes, expected in zip(self.votes, neutral, strict=True):
-            gain = votes * torch.log((votes + floor) / (expected + floor))
-            total += gain.clamp_min_(0)
-        return total / len(neutral)
+        return gain(self.votes, neutral)
+
+
+def gain(votes: torch.Tensor, neutral: torch.Tensor) -> torch.Tensor:
+    """How much more `votes` look at a position than `neutral` ones do, [num_positions], ≥ 0.
+
+    Args:
+        votes: [num_layers, num_positions], each layer's of sum 1.
+        neutral: Same, of a neutral question.
+    """
+    floor = FLOOR / votes.shape[1]
+    total = torch.zeros(votes.shape[1], device=votes.device)
+    for found, expected in zip(votes, neutral, strict=True):
+        total += (found * torch.log((found + floor) / (expected + floor))).clamp_min_(0)
+    return total / len(neutral)
+
+
+@dataclass(slots=True, kw_only=True)
+class Neutral:
+    """What a question that any document answers looks at in a prompt: found once.
+
+    Attributes:
+        ids: Tokens of the question.
+        document: Positions [first, last) that are voted on.
+        start: Length of the prompt.
+    """
+
+    ids: Sequence[int]
+    document: tuple[int, int]
+    start: int
+    _votes: torch.Tensor | None = field(default=None, init=False)
+
+    def votes(
+        self, runner: Runner, cache: DeviceCache, *, question_chunk_size: int
+    ) -> torch.Tensor:
+        """Returns votes [num_layers, num_positions]; K and V behind the prompt are overwritten.
+
+        Raises:
+            CorruptPageError: a page does not match its checksum.
+        """
+        if self._votes is None:
+            self._votes = document_votes(
+                runner,
+                cache,
+                self.ids,
+                self.start,
+                self.document,
+                question_chunk_size=question_chunk_size,
+            )
+            runner.load(cache, self.start)  # what comes next begins where this did
+        return self._votes
 
 
 @torch.inference_mode()
@@ -60,6 +116,7 @@ def look(
     *,
     question_chunk_size: int,
     allowed: Ranges | None = None,
+    copies: Sequence[Copy] = (),
 ) -> Looked:
     """Finds what the tokens of `log` looked at.
 
@@ -70,6 +127,7 @@ def look(
         document: Positions [first, last) that are voted on.
         question_chunk_size: Tokens that share a selection when attention is recomputed.
         allowed: What the answer was restricted to.
+        copies: What the question repeats; attention to it counts for the original.
 
     Raises:
         CorruptPageError: a page does not match its checksum.
@@ -79,16 +137,20 @@ def look(
         *chunk_bounds(log.start, log.question_end, question_chunk_size, log.start),
         *chunk_bounds(log.question_end, log.end, question_chunk_size, log.question_end),
     ]
-    votes = torch.empty(len(log.layers), last - first)
+    device = runner.rope.cos.device
+    votes = torch.empty(len(log.layers), last - first, device=device)
     attention = torch.zeros(last - first)
     for row, layer in zip(votes, log.layers, strict=True):
         row.copy_(_weighed_votes(cache, layer, log, document))
-        attention += _paid(runner, cache, layer, log, chunks, allowed)[first:last]
+        paid = _paid(runner, cache, layer, log, chunks, allowed)
+        for copy in copies:
+            paid[copy.first : copy.last] += paid[copy.at :][: copy.last - copy.first]
+        attention += paid[first:last]
     return Looked(votes=votes, attention=attention / len(log.layers))
 
 
 @torch.inference_mode()
-def neutral_votes(
+def document_votes(
     runner: Runner,
     cache: DeviceCache,
     ids: Sequence[int],
@@ -97,7 +159,7 @@ def neutral_votes(
     *,
     question_chunk_size: int,
 ) -> torch.Tensor:
-    """Votes of a neutral question behind the prompt, [num_layers, num_positions] on the CPU.
+    """Votes of a question behind the prompt, [num_layers, num_positions].
 
     Args:
         runner: Model and settings.
@@ -108,19 +170,30 @@ def neutral_votes(
         question_chunk_size: Tokens that share a selection.
     """
     end = start + len(ids)
+    device = runner.rope.cos.device
     log = QueryLog(
-        runner.decoder,
-        start=start,
-        question_end=end,
-        num_tokens=len(ids),
-        device=runner.rope.cos.device,
+        runner.decoder, start=start, question_end=end, num_tokens=len(ids), device=device
     )
     chunks = chunk_bounds(start, end, question_chunk_size, start)
-    runner.run_chunks(cache, torch.tensor(ids), start, chunks, need_logits=True, log=log)
-    votes = torch.empty(len(log.layers), document[1] - document[0])
+    runner.run_chunks(
+        cache,
+        torch.tensor(ids),
+        start,
+        chunks,
+        need_logits=False,
+        num_layers=log.layers.stop,
+        log=log,
+    )
+    votes = torch.empty(len(log.layers), document[1] - document[0], device=device)
     for row, layer in zip(votes, log.layers, strict=True):
         row.copy_(cache.soft_votes(layer, log.queries(layer, start, end), *document))
     return votes
+
+
+def make_neutral(template: ChatTemplate, document: tuple[int, int], start: int) -> Neutral:
+    """The neutral question of a prompt of `start` tokens."""
+    ids = template.question_ids(NEUTRAL_QUESTION).tolist()
+    return Neutral(ids=ids, document=document, start=start)
 
 
 def _weighed_votes(
@@ -128,9 +201,9 @@ def _weighed_votes(
 ) -> torch.Tensor:
     asked = cache.soft_votes(layer, log.queries(layer, log.start, log.question_end), *document)
     if log.end == log.question_end:
-        return asked.cpu()
+        return asked
     answered = cache.soft_votes(layer, log.queries(layer, log.question_end, log.end), *document)
-    return torch.lerp(asked, answered, ANSWER_WEIGHT).cpu()
+    return torch.lerp(asked, answered, ANSWER_WEIGHT)
 
 
 def _paid(

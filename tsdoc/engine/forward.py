@@ -55,6 +55,7 @@ class Runner:
         *,
         allowed: Ranges | None = None,
         need_logits: bool,
+        num_layers: int | None = None,
         log: QueryLog | None = None,
     ) -> torch.Tensor | None:
         """Runs tokens [start, start + len(ids)) chunk by chunk through all layers together.
@@ -66,6 +67,7 @@ class Runner:
             chunks: Position ranges that cover the tokens without gaps.
             allowed: Restricts selection to these position ranges.
             need_logits: A prefill needs only K and V, so the last layer stops after writing them.
+            num_layers: Stops likewise in an earlier layer, after so many; None runs all.
             log: Keeps the queries.
 
         Returns:
@@ -79,10 +81,13 @@ class Runner:
             chunks=chunks,
             allowed=allowed,
             need_logits=need_logits,
+            num_layers=num_layers,
             log=log,
         )
         with together, torch.inference_mode():
-            return self._run_chunks(cache, ids, start, chunks, allowed, need_logits, log)
+            return self._run_chunks(
+                cache, ids, start, chunks, allowed, need_logits, num_layers, log
+            )
 
     def _run_chunks(
         self,
@@ -92,18 +97,19 @@ class Runner:
         chunks: Ranges,
         allowed: Ranges | None,
         need_logits: bool,
+        num_layers: int | None,
         log: QueryLog | None,
     ) -> torch.Tensor | None:
         decoder, config = self.decoder, self.selection
         ranges = [chunk_range(first, last, config) for first, last in chunks]
         hidden = decoder.embed(ids)
-        last_layer = decoder.config.num_layers - 1
-        for layer in range(decoder.config.num_layers):
+        num_layers = num_layers or decoder.config.num_layers
+        for layer in range(num_layers):
             q, k, v = decoder.project(layer, hidden)
             cache.write(layer, start, k, v)
             if log is not None:
                 log.write(layer, start, q)
-            if layer == last_layer and not need_logits:
+            if layer == num_layers - 1 and not need_logits:
                 return None
             queries = cache.selection_queries(q, ranges)
             selected = cache.select(layer, queries, ranges, allowed)

@@ -8,8 +8,10 @@ from typing import Literal
 
 import torch
 
+from tsdoc.engine.evidence import Copy
 from tsdoc.engine.forward import Ranges, Runner, chunk_bounds
 from tsdoc.engine.query_log import QueryLog
+from tsdoc.engine.reread import Reread
 from tsdoc.engine.sampling import Sampler, SamplingConfig
 from tsdoc.engine.selection_cache import MAX_HITS, SelectionCache
 from tsdoc.kernels.interface import DeviceCache, DeviceDecode
@@ -26,6 +28,8 @@ class GenerationConfig:
         theta: Selection Cache threshold; None switches it off.
         allowed: Restricts selection to these position ranges.
         keep_queries: Keeps those of the question's last chunk and of the answer.
+        reread: What may be repeated before the question.
+        reread_at: Where in the question's tokens it is put.
     """
 
     max_new_tokens: int
@@ -35,6 +39,8 @@ class GenerationConfig:
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     allowed: Ranges | None = None
     keep_queries: bool = False
+    reread: Reread | None = None
+    reread_at: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,6 +48,8 @@ class Generation:
     """One answer under way: iterate over it to get token ids.
 
     Attributes:
+        question: Token ids before the answer, with what was read again.
+        copies: Which of them stand in the prompt already.
         tokens: Ids generated so far, without the stop token.
         end: K and V of [start, end) are computed; those of the last token may not be.
         finish_reason: "stop" or "length"; None while it goes on.
@@ -54,6 +62,7 @@ class Generation:
     question: Sequence[int]
     start: int
     config: GenerationConfig
+    copies: Sequence[Copy] = ()
     tokens: list[int] = field(default_factory=list)
     end: int = field(init=False)
     finish_reason: Literal["stop", "length"] | None = None
@@ -70,8 +79,13 @@ class Generation:
 
     def __iter__(self) -> Iterator[int]:
         config = self.config
+        rest = self._read_again()
         position = self.start + len(self.question)
-        chunks = chunk_bounds(self.start, position, config.question_chunk_size, self.start)
+        size = config.question_chunk_size
+        chunks = [
+            *chunk_bounds(self.start, rest, size, self.start),
+            *chunk_bounds(rest, position, size, rest),
+        ]
         logits: torch.Tensor | None = None
         log = self.log = self._open_log(chunks[-1]) if config.keep_queries else None
         for first, last in chunks:
@@ -115,6 +129,25 @@ class Generation:
 
     def _selection_cache(self) -> SelectionCache:
         return SelectionCache(self.config.theta, self.runner.team.mesh)
+
+    def _read_again(self) -> int:
+        """Puts what is to be read again into the question; returns where the rest of it begins."""
+        config = self.config
+        if config.reread is None:
+            return self.start
+        stretches = config.reread.find(
+            self.runner,
+            self.cache,
+            self.question,
+            self.start,
+            question_chunk_size=config.question_chunk_size,
+        )
+        if not stretches:
+            return self.start
+        before, after = self.question[: config.reread_at], self.question[config.reread_at :]
+        again, self.copies = config.reread.repeat(stretches, self.start + len(before))
+        self.question = [*before, *again, *after]
+        return self.start + len(before) + len(again)
 
     def _open_log(self, last_chunk: tuple[int, int]) -> QueryLog:
         start, end = last_chunk

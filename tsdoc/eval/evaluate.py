@@ -154,6 +154,7 @@ class _Subject:
             settings=self.settings,
             decoder=loaded.decoder,
             backend=loaded.backend,
+            template=self.opened.template,
             max_tokens=max_tokens,
         )
 
@@ -169,6 +170,7 @@ class _Subject:
             "kv_dtype": engine.kv_dtype,
             "theta": engine.theta,
             "question_chunk_size": engine.question_chunk_size,
+            "reread_tokens": engine.reread_tokens,
             "selection": self.settings.selection.model_dump(),
             "document": digest_pieces(self.pieces),
         }

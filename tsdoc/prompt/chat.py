@@ -69,10 +69,18 @@ class ChatTemplate:
                 "the model's chat template allows only one question",
                 hint="Ask each question by itself.",
             )
-        between = self.tokenizer.encode_control(self.rendered.turn)
         separator = "" if self.rendered.has_template else _SEPARATOR.lstrip()
         text, _ = self.tokenizer.encode(separator + question)
-        return np.concatenate([between, text, self._tail_ids])
+        return np.concatenate([self._between_ids, text, self._tail_ids])
+
+    @cached_property
+    def turn_lead(self) -> int:
+        """How many of `turn_ids` stand before the user's turn begins."""
+        return self._between_ids.size
+
+    @cached_property
+    def _between_ids(self) -> Ids:
+        return self.tokenizer.encode_control(self.rendered.turn or "")
 
     @cached_property
     def _tail_ids(self) -> Ids:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-
-import torch
+from dataclasses import dataclass
 
 from tsdoc.engine.engine import Engine
-from tsdoc.engine.evidence import look, neutral_votes
+from tsdoc.engine.evidence import Neutral, look
 from tsdoc.engine.generate import Generation
 from tsdoc.evidence import Evidence, find_evidence
 from tsdoc.kernels.kv import KVPiece
@@ -21,14 +19,13 @@ class EvidenceFinder:
 
     Attributes:
         prompt: What was asked about.
-        neutral_ids: Tokens of a question that any document answers.
+        neutral: What any question looks at.
         make_piece: Room for a number of tokens from a position on.
     """
 
     prompt: Prompt
-    neutral_ids: Sequence[int]
+    neutral: Neutral
     make_piece: Callable[[int, int], KVPiece]
-    _neutral: torch.Tensor | None = field(default=None, init=False)
 
     def find(
         self, engine: Engine, generation: Generation, pieces: Sequence[KVPiece], *, count: int
@@ -47,33 +44,24 @@ class EvidenceFinder:
             CorruptPageError: a page does not match its checksum.
         """
         assert generation.log is not None  # noqa: S101 - the session asked for the queries
-        document = self.prompt.head_len, self.prompt.contents_start
         chunk_size = generation.config.question_chunk_size
         looked = look(
             engine.runner,
             generation.cache,
             generation.log,
-            document,
+            self.neutral.document,
             question_chunk_size=chunk_size,
             allowed=generation.config.allowed,
+            copies=generation.copies,
         )
-        if self._neutral is None:
-            start = len(self.prompt.ids)
-            cache = engine.cache([*pieces, self.make_piece(start, len(self.neutral_ids))])
-            engine.runner.load(cache, start)
-            self._neutral = neutral_votes(
-                engine.runner,
-                cache,
-                self.neutral_ids,
-                start,
-                document,
-                question_chunk_size=chunk_size,
-            )
-            engine.runner.load(cache, start)  # the next question begins where this one did
+        start = self.neutral.start
+        cache = engine.cache([*pieces, self.make_piece(start, len(self.neutral.ids))])
+        engine.runner.load(cache, start)
+        expected = self.neutral.votes(engine.runner, cache, question_chunk_size=chunk_size)
         return find_evidence(
-            looked.evidence(self._neutral).numpy(),
+            looked.evidence(expected).cpu().numpy(),
             looked.attention.numpy(),
-            document[0],
+            self.neutral.document[0],
             self.prompt.map,
             count=count,
         )

@@ -63,6 +63,7 @@ class Answer:
     """One answer; token counts as in the JSON output.
 
     Attributes:
+        reread_tokens: Of the prompt's, those that repeat before the question what it looks at.
         times_s: Seconds to the first token, for the rest of the answer, and for finding evidence.
             Those of the stages before are the session's.
         evidence: What the model looked at; None when it was not asked for.
@@ -73,6 +74,7 @@ class Answer:
     finish_reason: str
     prompt_tokens: int
     reused_tokens: int
+    reread_tokens: int
     generated_tokens: int
     selection_steps: int
     selection_hits: int

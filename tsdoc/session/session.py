@@ -33,11 +33,12 @@ from tsdoc.store.key import ModelKey
 
 if TYPE_CHECKING:
     from tsdoc.engine.engine import Engine
+    from tsdoc.engine.evidence import Neutral
     from tsdoc.engine.generate import Generation, GenerationConfig
+    from tsdoc.engine.reread import Reread
     from tsdoc.session.evidence import EvidenceFinder
     from tsdoc.store import Entry, Store
 
-NEUTRAL_QUESTION = "What is this document about?"
 SHOWN_FILES = 100  # names kept with an entry, for `tsdoc cache show`
 
 
@@ -71,6 +72,7 @@ class Session:
     _device: Device = field(init=False)
     _num_answers: int = field(default=0, init=False)
     _last: tuple[Engine, Generation] | None = field(default=None, init=False)
+    _neutral: Neutral | None = field(default=None, init=False)
     _finder: EvidenceFinder | None = field(default=None, init=False)
     _resources: ExitStack = field(default_factory=ExitStack, init=False)
 
@@ -168,6 +170,7 @@ class Session:
         allowed: Sequence[tuple[int, int]] | None = None,
         max_new_tokens: int | None = None,
         keep_queries: bool = False,
+        reread: bool = True,
     ) -> Answer:
         """Answers one question.
 
@@ -180,6 +183,8 @@ class Session:
                 and to what stands behind the prompt.
             max_new_tokens: Instead of the settings' value.
             keep_queries: Makes `find_evidence` possible.
+            reread: Reads again what the question looks at, as the settings say, unless `allowed`
+                restricts it.
 
         Raises:
             ResourceError: prompt, question and answer exceed max_prompt_tokens.
@@ -191,13 +196,17 @@ class Session:
         ids = before.ids[before.num_cached :] + asked
         prompt_len = len(self.prompt.ids)
         start = prompt_len + before.num_cached
-        room = len(ids) + (max_new_tokens or self.settings.answer.max_new_tokens)
+        again = self._make_reread() if reread and allowed is None else None
+        max_new_tokens = max_new_tokens or self.settings.answer.max_new_tokens
+        room = len(ids) + (again.room if again else 0) + max_new_tokens
         self._check_length(start + room, before)
         kv = self._load_kv()
         engine = self._engines.make(start + room)
         config = self._generation_config(
-            max_new_tokens=room - len(ids),
+            max_new_tokens=max_new_tokens,
             keep_queries=keep_queries,
+            reread=again,
+            reread_at=len(ids) - len(asked) + (self.template.turn_lead if before.ids else 0),
             allowed=None if allowed is None else [*allowed, (prompt_len, start + room)],
         )
         begun = time.perf_counter()
@@ -233,6 +242,7 @@ class Session:
                 reused = kv.estimate.reused_tokens
         if tail is not None:
             generation.keep()
+            asked = list(generation.question[len(ids) - len(asked) :])
             tail.append(asked + generation.tokens[: answer.num_tokens], piece, generation.end)
         total_s = time.perf_counter() - begun
         first_s = answer.first_token_at - begun if answer.num_tokens else total_s
@@ -242,7 +252,8 @@ class Session:
             question=question,
             text=answer.text,
             finish_reason=generation.finish_reason or ended,
-            prompt_tokens=start + len(ids),
+            prompt_tokens=start + len(generation.question),
+            reread_tokens=len(generation.question) - len(ids),
             reused_tokens=max(reused, 0) + start - prompt_len,
             generated_tokens=len(generation.tokens),
             selection_steps=generation.reuse.num_lookups,
@@ -261,13 +272,27 @@ class Session:
         assert self._last is not None  # noqa: S101 - there is an answer
         begun = time.perf_counter()
         if self._finder is None:
-            ids = self._question_ids(NEUTRAL_QUESTION, Tail())
             self._finder = EvidenceFinder(
-                prompt=self.prompt, neutral_ids=ids, make_piece=self._room
+                prompt=self.prompt, neutral=self._make_neutral(), make_piece=self._room
             )
         evidence = self._finder.find(*self._last, self._load_kv().pieces, count=count)
         times_s = {**answer.times_s, "evidence": time.perf_counter() - begun}
         return replace(answer, evidence=evidence, times_s=times_s)
+
+    def _make_neutral(self) -> Neutral:
+        from tsdoc.engine.evidence import make_neutral
+
+        if self._neutral is None:
+            prompt = self.prompt
+            document = prompt.head_len, prompt.contents_start
+            self._neutral = make_neutral(self.template, document, len(prompt.ids))
+        return self._neutral
+
+    def _make_reread(self) -> Reread | None:
+        from tsdoc.engine.reread import make_reread
+
+        num_tokens = self.settings.engine.reread_tokens
+        return make_reread(self.template, self.prompt.ids, self._make_neutral(), num_tokens)
 
     def _question_ids(self, question: str, tail: Tail) -> list[int]:
         encode = self.template.turn_ids if tail.ids else self.template.question_ids
@@ -323,6 +348,8 @@ class Session:
         max_new_tokens: int,
         allowed: Sequence[tuple[int, int]] | None,
         keep_queries: bool,
+        reread: Reread | None,
+        reread_at: int,
     ) -> GenerationConfig:
         from tsdoc.engine.generate import GenerationConfig
         from tsdoc.engine.sampling import SamplingConfig
@@ -332,6 +359,8 @@ class Session:
             max_new_tokens=max_new_tokens,
             allowed=allowed,
             keep_queries=keep_queries,
+            reread=reread,
+            reread_at=reread_at,
             stop_ids=frozenset(self.model.config.eos_token_ids),
             question_chunk_size=self.settings.engine.question_chunk_size,
             theta=self.settings.engine.theta,

@@ -165,7 +165,11 @@ class Summarizer:
                 raise StopAnswer
 
         answer = self._session.ask(
-            question, on_text, allowed=allowed, max_new_tokens=self._max_new_tokens(words)
+            question,
+            on_text,
+            allowed=allowed,
+            max_new_tokens=self._max_new_tokens(words),
+            reread=False,
         )
         sentences.finish(cut=answer.finish_reason == "length")
         return Summary(

@@ -64,7 +64,7 @@ def test_prefill_and_answer_equal_the_cpu_engine(device: torch.device, family: s
     looked, expected = (
         look(g.runner, g.cache, g.log, (6, 60), question_chunk_size=16) for g in (gpu, cpu)
     )
-    torch.testing.assert_close(looked.votes, expected.votes, atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(looked.votes.cpu(), expected.votes, atol=1e-4, rtol=1e-3)
     torch.testing.assert_close(looked.attention, expected.attention, atol=1e-4, rtol=1e-3)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from tsdoc.models.config import ModelConfig
+from tsdoc.prompt.chat import ChatTemplate
 from tsdoc.prompt.tokenizer import Ids
 from tsdoc.settings import Settings
 
@@ -23,6 +24,7 @@ class ModelContext:
 
     Attributes:
         backend: Of the shipped engine; other policies run on its device.
+        template: What stands around haystack and question.
         max_tokens: The longest haystack with its question and answer.
     """
 
@@ -30,6 +32,7 @@ class ModelContext:
     settings: Settings
     decoder: DecoderPart
     backend: Backend
+    template: ChatTemplate
     max_tokens: int
 
 

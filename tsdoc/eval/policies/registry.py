@@ -21,7 +21,14 @@ from tsdoc.settings import EngineSettings, SelectionSettings, Settings
 if TYPE_CHECKING:
     from tsdoc.eval.policies.attending import AttentionPolicy
 
-ENGINE_KEYS = ("theta", "question_chunk_size", "prefill_block", "index", "index_candidates")
+ENGINE_KEYS = (
+    "theta",
+    "question_chunk_size",
+    "prefill_block",
+    "reread_tokens",
+    "index",
+    "index_candidates",
+)
 BUDGET_KEYS = ("n_init", "n_local", "top_k", "chunk_size")
 Values = Mapping[str, object]
 Start = Callable[[ModelContext], Contender]

@@ -77,7 +77,9 @@ class SnapKV:
         pooled = F.max_pool1d(mass, self.pool, stride=1, padding=self.pool // 2)
         budget = self._budget.n_init + self._budget.n_local + self._budget.top_k
         count = min(first, max(budget - observed, 0))
-        kept = pooled.topk(count, dim=1).indices.sort(dim=1).values
+        # Pooling makes neighbours equal; ties go to the lower index on every device.
+        best = pooled.sort(dim=1, descending=True, stable=True).indices[:, :count]
+        kept = best.sort(dim=1).values
         window = torch.arange(first, end, device=q.device).expand(num_kv, -1)
         return torch.cat((kept, window), dim=1)
 

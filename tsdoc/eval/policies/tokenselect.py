@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from tsdoc.errors import ResourceError
 from tsdoc.eval.policies.interface import Followed, ModelContext, Reply
@@ -11,6 +12,9 @@ from tsdoc.kernels.kv import KVPiece, make_piece
 from tsdoc.prompt.tokenizer import Ids
 from tsdoc.session.loading import index_config
 from tsdoc.settings import Settings
+
+if TYPE_CHECKING:
+    from tsdoc.engine.reread import Reread
 
 MEMORY_SHARE = 0.8  # of the free memory that K and V may take
 
@@ -49,11 +53,15 @@ class TokenSelect:
             index=index_config(self._settings.engine),
         )
         self.piece = self._make_piece(0, 1)
+        self._reread: Reread | None = None
         self._num_tokens = 0
 
     def prefill(self, ids: Ids, on_tokens: Callable[[int], None]) -> None:
         """See `Contender.prefill`."""
         import torch
+
+        from tsdoc.engine.evidence import make_neutral
+        from tsdoc.engine.reread import make_reread
 
         self._check_memory(len(ids))
         self.piece, self._num_tokens = self._make_piece(0, len(ids)), len(ids)
@@ -66,13 +74,17 @@ class TokenSelect:
         )
         torch.zeros(1, device=self._context.backend.device).item()  # waits for the device
         self._engine.index_piece(self.piece)
+        template, num_tokens = self._context.template, self._settings.engine.reread_tokens
+        neutral = make_neutral(template, (template.head_ids.size, len(ids)), len(ids))
+        self._reread = make_reread(template, ids, neutral, num_tokens)
 
     def answer(self, question: Ids, max_new_tokens: int) -> Reply:
         """See `Contender.answer`."""
         from tsdoc.engine.generate import GenerationConfig
 
         start = self._num_tokens
-        tail = self._make_piece(start, len(question) + max_new_tokens)
+        room = self._reread.room if self._reread else 0
+        tail = self._make_piece(start, room + len(question) + max_new_tokens)
         begun = time.perf_counter()
         first = begun
         generation = self._engine.generate(
@@ -84,6 +96,7 @@ class TokenSelect:
                 stop_ids=frozenset(self._context.config.eos_token_ids),
                 question_chunk_size=self._settings.engine.question_chunk_size,
                 theta=self._settings.engine.theta,
+                reread=self._reread,
             ),
         )
         for count, _ in enumerate(generation):

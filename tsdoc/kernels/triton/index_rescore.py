@@ -80,9 +80,9 @@ def _collect_kernel(
         tl.store(out_ptr + places, positions, mask=taken)
         tl.store(number_ptr, num_above + tl.minimum(num_equal, wanted))
     else:
-        keys = keys.to(tl.int32, bitcast=True)
+        signed = keys.to(tl.int32, bitcast=True)
         tl.store(above_ptr + places, positions, mask=taken & (places < above_room))
-        tl.store(above_ptr + above_room + places, keys, mask=taken & (places < above_room))
+        tl.store(above_ptr + above_room + places, signed, mask=taken & (places < above_room))
         tl.store(number_ptr, room)
         if arrives_last(tickets_ptr, num_blocks):
             held = tl.minimum(num_above, above_room)
