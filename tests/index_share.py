@@ -49,7 +49,7 @@ def main() -> None:
         {
             **load_profile(options.profile),
             "answer": {"max_new_tokens": options.tokens, "evidence": 0},
-            "engine": {"theta": None},
+            "engine": {"theta": None, "index": "int4"},
         }
     )
     with open_session(

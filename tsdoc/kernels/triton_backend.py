@@ -91,7 +91,7 @@ class TritonBackend:
     def _check_memory(self, num_tokens: int) -> None:
         """Plans before anything is computed, rather than failing in the middle.
 
-        K and V that do not fit beside the weights go to host memory.
+        With a limit of device memory, K and V that do not fit beside the weights go to the host.
 
         Raises:
             ResourceError: they do not fit there either.
@@ -104,11 +104,7 @@ class TritonBackend:
         needed = pool.bytes_for(room) - held
         if not pool.on_host and needed + WORK_BYTES <= free:
             return
-        beside = pool.stage_bytes(room) + self._parts.index.bytes_for(room) + HOST_WORK_BYTES
-        if beside <= free + held and fits_host(pool.bytes_for(room)):
-            if not pool.on_host:
-                pool.move_to_host()
-                torch.cuda.empty_cache()
+        if self._memory_bytes is not None and self._moves_to_host(room, free + held):
             return
         per_token = pool.bytes_for(256) / 256
         most = max(0, int((free + held - WORK_BYTES) / per_token) - SPARE_TOKENS)
@@ -117,8 +113,20 @@ class TritonBackend:
             f"the work {WORK_BYTES / 1e9:.1f} GB more; {free / 1e9:.1f} of {total / 1e9:.1f} GB "
             "are free",
             hint=f"About {most:,} tokens fit. Read less (--pages, --section, --exclude), choose a "
-            "smaller model, or use --device cpu.",
+            "smaller model, keep K and V in the machine's memory (--set device_memory=BYTES), or "
+            "use --device cpu.",
         )
+
+    def _moves_to_host(self, num_tokens: int, free_bytes: int) -> bool:
+        """Whether K and V of so many tokens are, or now go, to host memory: if there is room."""
+        pool = self.pool
+        beside = pool.stage_bytes(num_tokens) + self._parts.index.bytes_for(num_tokens)
+        if beside + HOST_WORK_BYTES > free_bytes or not fits_host(pool.bytes_for(num_tokens)):
+            return False
+        if not pool.on_host:
+            pool.move_to_host()
+            torch.cuda.empty_cache()
+        return True
 
 
 def _shared(held: Sequence[tuple[object, int]], pieces: Sequence[KVPiece]) -> int:

@@ -12,12 +12,13 @@ from tsdoc.engine.engine import Engine
 from tsdoc.engine.generate import Generation, GenerationConfig
 from tsdoc.errors import ResourceError
 from tsdoc.kernels.devices import Device
+from tsdoc.kernels.index_use import IndexConfig
 from tsdoc.kernels.kv import KVPiece, make_piece
 from tsdoc.kernels.selection import SelectionConfig
 from tsdoc.kernels.timing import Timer, make_timer
 from tsdoc.profile.prompt import ProfilePrompt
 from tsdoc.profile.timed import Recorder, TimedBackend, TimedDecoder
-from tsdoc.session.loading import LoadedModel, load_model, load_random
+from tsdoc.session.loading import LoadedModel, index_config, load_model, load_random
 from tsdoc.settings import Settings
 from tsdoc.store.key import KVShape, ModelKey
 
@@ -60,8 +61,17 @@ class Bench:
         """Tokens of a prefill block."""
         return self.settings.engine.prefill_block
 
-    def engine(self, selection: SelectionConfig | None = None) -> Engine:
-        """An engine with these selection settings.
+    @property
+    def index(self) -> IndexConfig | None:
+        """How answers find candidates on a GPU; K and V in a CPU's memory have no index here."""
+        index = index_config(self.settings.engine, self.device)
+        applies = index is not None and index.applies(self.selection, self.num_tokens)
+        return index if applies and self.device == "cuda" else None
+
+    def engine(
+        self, selection: SelectionConfig | None = None, index: IndexConfig | None = None
+    ) -> Engine:
+        """An engine with these selection settings, which reads all keys unless `index` is given.
 
         Raises:
             UsageError: they do not fit the model's window.
@@ -72,6 +82,7 @@ class Bench:
             max_tokens=self.num_tokens + ROOM,
             question_chunk_size=self.settings.engine.question_chunk_size,
             backend=self.backend,
+            index=index,
         )
 
     def prefill(

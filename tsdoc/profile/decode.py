@@ -60,14 +60,20 @@ def measure_decode(
 
 
 def decode_runs(bench: Bench, on_run: Callable[[str], None]) -> tuple[DecodeRun, ...]:
-    """A selection on every step, the settings' threshold, and hits in all layers."""
-    engine, theta = bench.engine(), bench.settings.engine.theta
-    wanted: list[tuple[str, float | None]] = [("selection on every step", None)]
+    """A selection on every step, the settings' threshold, hits in all layers, and the key index.
+
+    The first and the third read all keys; the second is what answers do.
+    """
+    exact, shipped = bench.engine(), bench.engine(index=bench.index)
+    theta = bench.settings.engine.theta
+    wanted: list[tuple[Engine, str, float | None]] = [(exact, "selection on every step", None)]
     if theta is not None:
-        wanted.append((f"default (theta {theta:g})", theta))
-    wanted.append(("hits in all layers", -1.0))
+        wanted.append((shipped, f"default (theta {theta:g})", theta))
+    wanted.append((exact, "hits in all layers", -1.0))
+    if bench.index is not None:
+        wanted.append((shipped, "selection by the key index", None))
     runs = []
-    for name, value in wanted:
+    for engine, name, value in wanted:
         on_run(name)
         runs.append(measure_decode(bench, engine, name, value, steps=STEPS, limit_s=LIMIT_S))
     return tuple(runs)

@@ -146,16 +146,16 @@ def build_engine(
     )
 
 
-def index_config(settings: EngineSettings) -> IndexConfig | None:
-    """How questions and answers find candidates; None reads all keys."""
-    if settings.index == "none":
+def index_config(settings: EngineSettings, device: str) -> IndexConfig | None:
+    """How questions and answers find candidates on a device; None reads all keys."""
+    if settings.index == "none" or (settings.index == "auto" and device != "cuda"):
         return None
     return IndexConfig(candidates=settings.index_candidates)
 
 
-def uses_index(settings: Settings, num_tokens: int) -> bool:
+def uses_index(settings: Settings, device: str, num_tokens: int) -> bool:
     """Whether questions about `num_tokens` tokens find candidates by the key index."""
-    index = index_config(settings.engine)
+    index = index_config(settings.engine, device)
     return index is not None and index.applies(settings.selection, num_tokens)
 
 

@@ -1,0 +1,109 @@
+"""Questions that go by the key index: made once, checked, made again, and never needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.session.conftest import Recorder
+from tsdoc.home import Home
+from tsdoc.session import Answer, Session
+from tsdoc.store.segment import DERIVED_FILES
+
+Start = Callable[..., Session]
+LONG = "".join(f"Fact {i}: the locker {i} holds item {i * 37 % 101}.\n" for i in range(330))
+WIDE = {
+    "index": "int4",
+    "index_candidates": 16,
+    "theta": None,
+}  # 1,024 candidates of some 5,000 tokens
+
+
+@pytest.fixture
+def long(start: Start, document: Path) -> Start:
+    document.write_text(LONG, encoding="utf-8")
+
+    def open_it(reporter: Recorder | None = None, **engine: object) -> Session:
+        base = {"prefill_block": 1024, "question_chunk_size": 64}
+        return start(reporter, engine={**base, **WIDE, **engine})
+
+    return open_it
+
+
+def ask(session: Session) -> Answer:
+    with session:
+        return session.ask("What does locker 7 hold?", lambda text: None)
+
+
+def derived(home: Home) -> list[Path]:
+    return sorted(p for p in home.root.rglob("*.bin") if p.name in DERIVED_FILES)
+
+
+def test_it_is_made_with_the_entry_and_found_again(long: Start, home: Home) -> None:
+    first = ask(long())
+    files = derived(home)
+    assert [p.name for p in files] == ["index.bin", "units.bin"]
+    times = [p.stat().st_mtime_ns for p in files]
+    second = long()
+    assert ask(second).text == first.text
+    assert [p.stat().st_mtime_ns for p in derived(home)] == times
+    whole = long(index="none")  # the same entry
+    assert second.model_key == whole.model_key
+    assert ask(whole).reused_tokens == ask(long()).reused_tokens > 4096
+
+
+def test_without_it_nothing_is_made(long: Start, home: Home) -> None:
+    ask(long(index="none"))
+    assert derived(home) == []
+
+
+def test_a_damaged_one_is_named_and_made_again(long: Start, home: Home) -> None:
+    text = ask(long()).text
+    for number in range(2):
+        path = derived(home)[number]
+        good = path.read_bytes()
+        path.write_bytes(good[:-9] if number else bytes([good[0] ^ 1]) + good[1:])
+        reporter = Recorder()
+        assert ask(long(reporter)).text == text
+        assert [code for code, _, _ in reporter.warnings] == ["damaged_store"]
+        assert path.name in reporter.warnings[0][1]
+        assert derived(home)[number].read_bytes() == good
+
+
+def test_damaged_keys_are_computed_again_while_it_is_made(long: Start, home: Home) -> None:
+    text = ask(long()).text
+    for path in derived(home):
+        path.unlink()
+    (pages,) = home.root.rglob("kv.bin")
+    data = bytearray(pages.read_bytes())
+    data[5000] ^= 4
+    pages.write_bytes(data)
+    reporter = Recorder()
+    assert ask(long(reporter)).text == text
+    assert [code for code, _, _ in reporter.warnings] == ["page_repaired"]
+    assert len(derived(home)) == 2
+
+
+def test_a_damaged_row_of_a_candidate_is_computed_again(long: Start, home: Home) -> None:
+    text = ask(long()).text
+    (pages,) = home.root.rglob("kv.bin")
+    good = pages.read_bytes()
+    pages.write_bytes(bytes(byte ^ 1 for byte in good[:200_000]) + good[200_000:])
+    reporter = Recorder()
+    assert ask(long(reporter)).text == text
+    assert {code for code, _, _ in reporter.warnings} == {"page_repaired"}
+
+
+def test_where_the_budget_has_no_room_all_keys_are_read(
+    long: Start, start: Start, home: Home
+) -> None:
+    text = ask(long(index="none")).text
+    (pages,) = home.root.rglob("kv.bin")
+    session = start(
+        engine={"prefill_block": 1024, "question_chunk_size": 64, **WIDE},
+        store={"max_bytes": pages.stat().st_size + 100_000},
+    )
+    assert ask(session).text == text
+    assert derived(home) == []
