@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.bench_cpu.engine import BLOCK, Runs, product_rates
+from tests.bench_cpu.engine import BLOCK, Runs, product_rate
 from tests.bench_cpu.shapes import flops_per_token
 from tsdoc.home import find_home
 from tsdoc.ingest.options import IngestOptions
@@ -83,7 +83,7 @@ def main() -> None:
 def _tsdoc(
     options: argparse.Namespace, model: LocatedModel, ids: np.ndarray, question: Sequence[int]
 ) -> dict[str, Any]:
-    own, torchs = (product_rates(model.config, openblas=choice) for choice in (None, False))
+    own, torchs = (product_rate(model.config, own=choice) for choice in (True, False))
     flops = flops_per_token(model.config)
     found: dict[str, Any] = {
         "gflops": round(own / 1e9, 1),

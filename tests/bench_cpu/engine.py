@@ -6,17 +6,19 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 
 from tests.bench_cpu.shapes import products
 from tsdoc.engine.engine import Engine
 from tsdoc.engine.forward import chunk_bounds
 from tsdoc.engine.generate import GenerationConfig
 from tsdoc.kernels.kv import KVPiece, MemoryPiece
-from tsdoc.kernels.products import Products
+from tsdoc.kernels.products import Linear, Products
 from tsdoc.kernels.selection import SelectionConfig
 from tsdoc.kernels.workers import Workers
 from tsdoc.models.config import ModelConfig
@@ -127,18 +129,29 @@ class Runs:
         )
 
 
-def product_rates(config: ModelConfig, *, openblas: bool | None) -> float:
-    """FLOP/s of a layer's products at 1,024 rows, weighted as they occur; median of five."""
-    linear = Products(Workers(), openblas=openblas).linear
+def product_rate(config: ModelConfig, *, own: bool) -> float:
+    """FLOP/s of a layer's products at 2,048 rows, weighted as they occur; medians of five.
+
+    Args:
+        config: Shape of the model.
+        own: As tsdoc multiplies; otherwise as torch does, with all its threads.
+    """
+    shared = Products(Workers())
     seconds = flops = 0.0
     for n, k in products(config):
-        x, weight = torch.randn(1024, k), torch.randn(n, k)
-        linear(x, weight)
+        x, weight = torch.randn(2048, k), torch.randn(n, k)
         taken = []
-        for _ in range(5):
+        for _ in range(6):
             begun = time.perf_counter()
-            linear(x, weight)
+            if own:
+                shared.by_rows(partial(_times, weight), x)
+            else:
+                F.linear(x, weight)
             taken.append(time.perf_counter() - begun)
-        seconds += statistics.median(taken)
-        flops += 2 * 1024 * n * k
+        seconds += statistics.median(taken[1:])
+        flops += 2 * len(x) * n * k
     return flops / seconds
+
+
+def _times(weight: torch.Tensor, linear: Linear, rows: torch.Tensor) -> torch.Tensor:
+    return linear(rows, weight, None)
