@@ -390,8 +390,9 @@ class TorchCache:
                 piece.check_rows(layer, VALUES, absolute)
                 heads = slice(number * heads_per_set, (number + 1) * heads_per_set)
                 local = where - piece.start
-                k[heads, first:last] = keys[local, heads].transpose(0, 1).float()
-                v[heads, first:last] = values[local, heads].transpose(0, 1).float()
+                for rows, out in ((keys, k), (values, v)):
+                    found = rows[:, heads].index_select(0, local)
+                    out[heads, first:last].copy_(found.transpose(0, 1))
         return k, v
 
     def _rows(self, piece: KVPiece, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
