@@ -46,7 +46,7 @@ QUESTION = "\nWhat happens in this text?\n"
 
 
 def main() -> None:
-    """Runs what is asked for and prints one JSON object."""
+    """Runs what is asked for and prints one JSON object a line, as soon as it is known."""
     options = _options()
     torch.set_num_threads(options.threads)
     model = locate_model(
@@ -60,24 +60,28 @@ def main() -> None:
     ids, _ = tokenizer.encode(options.text.read_text("utf-8"))
     if len(ids) < options.tokens:
         ids = np.tile(ids, -(-options.tokens // len(ids)))
-    found: dict[str, Any] = {
-        "profile": options.profile,
-        "tokens": options.tokens,
-        "threads": options.threads,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "processor": _processor(),
-    }
+    _say(
+        profile=options.profile,
+        tokens=options.tokens,
+        threads=options.threads,
+        python=platform.python_version(),
+        torch=torch.__version__,
+        processor=_processor(),
+    )
     if not options.no_tsdoc:
         question = tokenizer.encode(QUESTION)[0].tolist()
-        found["tsdoc"] = _tsdoc(options, model, ids, question)
+        _say(tsdoc=_tsdoc(options, model, ids, question))
     if options.llama_python:
         for flash in (False, True):
             for batch in options.batch:
                 name = f"llama.cpp flash={int(flash)} batch={batch}"
-                found[name] = _llama(options, ids, flash=flash, batch=batch)
-    json.dump(found, sys.stdout, indent=1)
+                _say(**{name: _llama(options, ids, flash=flash, batch=batch)})
+
+
+def _say(**found: object) -> None:
+    json.dump(found, sys.stdout)
     sys.stdout.write("\n")
+    sys.stdout.flush()
 
 
 def _tsdoc(
