@@ -112,8 +112,8 @@ def nested_layer(content: Mapping[Any, Any], *, origin: str) -> Layer:
 def assignment_layer(assignments: Sequence[str]) -> Layer:
     """Returns the layer of `--set key=value` options; the last of equal keys counts.
 
-    `key` is dotted, or a name that only one group has. `null` is None; a value that begins with a
-    bracket is YAML.
+    `key` is dotted, a name that only one group has, or a group whose value is a mapping. `null` is
+    None; a value that begins with a bracket is YAML.
 
     Raises:
         UsageError: no `=`, an unknown or ambiguous key, or broken YAML.
@@ -123,7 +123,11 @@ def assignment_layer(assignments: Sequence[str]) -> Layer:
         key, equals, text = assignment.partition("=")
         if not equals:
             raise UsageError("needs the form key=value", where=f"--set {assignment}")
-        values[_full_key(key.strip())] = _parse_value(text.strip(), where=f"--set {assignment}")
+        value = _parse_value(text.strip(), where=f"--set {assignment}")
+        if isinstance(value, dict) and key.strip() in Settings.model_fields:
+            values |= nested_layer({key.strip(): value}, origin="--set").values
+        else:
+            values[_full_key(key.strip())] = value
     return Layer(origin="--set", values=values)
 
 

@@ -9,7 +9,7 @@ TsdocError
 │   ├── DamagedStoreError   another file of the store is missing or not what was written
 │   └── StoreFormatError    written by a newer or older tsdoc
 ├── ResourceError       6   memory, disk or the length limit
-│   └── RankError           a process of several that compute together has ended
+├── RankError           6   one of the processes that compute together has ended
 ├── PartialInputError   7   part of the input failed and --strict was given
 └── InterruptedRunError 130 Ctrl-C
 
@@ -94,9 +94,10 @@ class ResourceError(TsdocError):
     code = "resources"
 
 
-class RankError(ResourceError):
+class RankError(TsdocError):
     """One of the processes that compute an answer together has ended or cannot be reached."""
 
+    exit_code = 6
     code = "rank"
 
 

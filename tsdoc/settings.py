@@ -11,6 +11,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from tsdoc.errors import UsageError
+
 KV_PAGE = 256  # tokens; see tsdoc/store/FORMAT.md
 
 Positive = Annotated[int, Field(gt=0)]
@@ -177,6 +179,32 @@ class StoreSettings(_Group):
     max_bytes: Positive | None = None
 
 
+class ParallelSettings(_Group):
+    """How many processes compute together; none of it changes what is kept.
+
+    Attributes:
+        tensor: Processes that share the weights and the heads.
+        sequence: Processes that share the tokens of the cache.
+    """
+
+    tensor: Annotated[int, Field(ge=1, le=64)] = 1
+    sequence: Annotated[int, Field(ge=1, le=64)] = 1
+
+    @property
+    def size(self) -> int:
+        """All processes."""
+        return self.tensor * self.sequence
+
+    def refuse(self, command: str) -> None:
+        """Refuses several processes for a command that runs in one.
+
+        Raises:
+            UsageError: there are several.
+        """
+        if self.size > 1:
+            raise UsageError(f"{command} runs in one process", hint="Leave out --parallel.")
+
+
 class Settings(_Group):
     """All settings. `--set group.name=value`, or `--set name=value` where `name` is unique."""
 
@@ -186,6 +214,7 @@ class Settings(_Group):
     prompt: PromptSettings = PromptSettings()
     answer: AnswerSettings = AnswerSettings()
     store: StoreSettings = StoreSettings()
+    parallel: ParallelSettings = ParallelSettings()
 
     @model_validator(mode="after")
     def _blocks_hold_whole_chunks_and_pages(self) -> Self:

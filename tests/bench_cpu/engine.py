@@ -24,7 +24,7 @@ from tsdoc.kernels.workers import Workers
 from tsdoc.models.config import ModelConfig
 from tsdoc.models.locate import LocatedModel
 from tsdoc.session.loading import load_model
-from tsdoc.settings import EngineSettings
+from tsdoc.settings import EngineSettings, ParallelSettings
 
 BLOCK = 4096
 
@@ -47,7 +47,7 @@ class Runs:
 
     def __init__(self, model: LocatedModel, threads: int) -> None:
         settings = EngineSettings(threads=threads)
-        loaded = load_model(model, settings, "float32", "cpu")
+        loaded = load_model(model, settings, "float32", "cpu", ParallelSettings())
         self._config = model.config
         self._engine = Engine(
             loaded.decoder,

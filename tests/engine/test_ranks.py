@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,12 +20,15 @@ from tsdoc.engine.engine import Engine
 from tsdoc.engine.evidence import look
 from tsdoc.engine.generate import GenerationConfig
 from tsdoc.engine.sharding import shard_model
-from tsdoc.engine.team import Team
+from tsdoc.engine.team import ALONE, Team
 from tsdoc.errors import UsageError
 from tsdoc.kernels.kv import MemoryPiece
 from tsdoc.kernels.ranks import Mesh, SoloRanks
 from tsdoc.kernels.selection import SelectionConfig
 from tsdoc.kernels.sharded_cache import ShardedBackend
+from tsdoc.models.locate import LocatedModel
+from tsdoc.models.weights import open_weights
+from tsdoc.prompt.tokenizer import TextTokenizer
 
 PROMPT, QUESTION, ROOM, NEW = 150, 12, 40, 8
 HEADS = {"6/2": (6, 2), "9/3": (9, 3), "14/2": (14, 2), "5/5": (5, 5)}
@@ -48,7 +53,7 @@ def sharded_engine(
         selection,
         max_tokens=4096,
         question_chunk_size=selection.chunk_size,
-        backend=ShardedBackend(shard.heads, mesh),
+        backend=ShardedBackend(shard.heads, mesh, share_tokens=16),
         team=Team(mesh=mesh),
     )
 
@@ -128,6 +133,31 @@ def test_every_family(family: str) -> None:
     compare(make_oracle(family, rope="yarn", seed=7), SMALL, 3)
 
 
+@pytest.mark.parametrize("name", VARIANTS)
+def test_two_ranks_share_the_tokens(name: str) -> None:
+    compare(make_oracle("qwen2", seed=3), VARIANTS[name], 1, 2)
+
+
+@pytest.mark.parametrize(("tensor", "sequence"), [(1, 3), (1, 4), (2, 2), (3, 2), (4, 2)])
+def test_heads_and_tokens_are_shared_at_once(tensor: int, sequence: int) -> None:
+    oracle = make_oracle("qwen2", seed=5, num_attention_heads=9, num_key_value_heads=3)
+    compare(oracle, SMALL, tensor, sequence)
+    compare(oracle, VARIANTS["head_vote_per_kv_head"], tensor, sequence)
+
+
+def test_everything_fits_the_budget_of_ranks_that_share_the_tokens() -> None:
+    compare(make_oracle("llama", seed=7), dataclasses.replace(SMALL, top_k=3000), 1, 3)
+
+
+def test_ranks_score_as_many_chunks_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tsdoc.kernels import torch_cache
+
+    # 14 / 2 heads over 4 ranks: 4, 6, 3 and 3 heads once padded.
+    monkeypatch.setattr(torch_cache, "SCORE_BYTES", 4 * 4 * 130 * 2)
+    oracle = make_oracle("qwen2", seed=5, num_attention_heads=14, num_key_value_heads=2)
+    compare(oracle, SMALL, 4)
+
+
 def test_everything_fits_the_budget() -> None:
     compare(make_oracle("llama", seed=7), dataclasses.replace(SMALL, top_k=3000), 2)
 
@@ -141,3 +171,53 @@ def test_more_ranks_than_query_heads_are_refused() -> None:
     ranks.size = 7
     with pytest.raises(UsageError, match="6 query heads cannot be split over 7 ranks"):
         shard_model(make_config(make_oracle("llama")), ranks)
+
+
+@pytest.mark.model
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("tensor", "sequence"), [(2, 1), (3, 1), (4, 1), (1, 2), (2, 2)])
+def test_the_tiny_model_answers_the_same(
+    tensor: int, sequence: int, packaged_model: Callable[[str], LocatedModel]
+) -> None:
+    """9 query and 3 KV heads, with a budget far below the prompt's length."""
+    model = packaged_model("tiny")
+    weights = open_weights(model.directory)
+    selection = SelectionConfig(n_init=16, n_local=64, top_k=128, chunk_size=64)
+    text = (Path(__file__).parents[2] / "LICENSE").read_text("utf-8")
+    ids = TextTokenizer(model.directory).encode(text)[0][:700]
+
+    def answer(mesh: Mesh | None) -> list[int]:
+        if mesh is None:
+            decoder, backend, team = Decoder(model.config, weights, torch.float32), None, ALONE
+        else:
+            shard = shard_model(model.config, mesh.tensor)
+            own = shard.weights(weights)
+            decoder = Decoder(shard.config, own, torch.float32, shard.split)
+            backend = ShardedBackend(shard.heads, mesh, share_tokens=64)
+            team = Team(mesh=mesh)
+        engine = Engine(
+            decoder,
+            selection,
+            max_tokens=1024,
+            question_chunk_size=64,
+            backend=backend,
+            team=team,
+        )
+        engine.prefill([piece], ids[:640], 0, prefill_block=256, on_block=lambda end: None)
+        config = GenerationConfig(
+            max_new_tokens=8, stop_ids=frozenset(), question_chunk_size=64, theta=0.9
+        )
+        return list(engine.generate([piece], ids[640:].tolist(), 640, config))
+
+    shape = model.config
+    piece = MemoryPiece(
+        start=0,
+        capacity=720,
+        num_layers=shape.num_layers,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        kv_dtype="float32",
+    )
+    expected = answer(None)
+    for found in run_ranks(tensor, sequence, answer):
+        assert found == expected

@@ -173,6 +173,16 @@ class Engine:
             rich_help_panel=SETTINGS,
         ),
     ] = False
+    parallel: Annotated[
+        int | None,
+        typer.Option(
+            "--parallel",
+            metavar="N",
+            min=1,
+            help="Split the model over N processes that compute together.",
+            rich_help_panel=SETTINGS,
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -185,6 +185,7 @@ def _option_layers(
     if engine is not None:
         given.append(("--device", "engine.device", engine.device))
         given.append(("--no-store", "store.enabled", False if engine.no_store else None))
+        given.append(("--parallel", "parallel.tensor", engine.parallel))
     if sampling is not None:
         given += [
             ("--max-new-tokens", "answer.max_new_tokens", sampling.max_new_tokens),

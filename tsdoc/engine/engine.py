@@ -77,7 +77,7 @@ class Engine:
     def cache(self, pieces: Sequence[KVPiece], index: IndexWatch | None = None) -> DeviceCache:
         """A device cache over `pieces`, which cover the prompt without gaps."""
         cache = self.backend.cache(pieces, self.runner.rope, self.runner.selection, index)
-        self.runner.team.followers.know(cache, pieces)
+        self.runner.team.followers.know(cache, pieces, self.runner)
         return cache
 
     def prefill(

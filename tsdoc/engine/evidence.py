@@ -19,7 +19,6 @@ import torch
 from tsdoc.engine.forward import Ranges, Runner, chunk_bounds
 from tsdoc.engine.query_log import QueryLog
 from tsdoc.kernels.interface import DeviceCache
-from tsdoc.kernels.selection import chunk_range
 from tsdoc.prompt.chat import ChatTemplate
 
 NEUTRAL_QUESTION = "What is this document about?"
@@ -141,7 +140,7 @@ def look(
     votes = torch.empty(len(log.layers), last - first, device=device)
     attention = torch.zeros(last - first)
     for row, layer in zip(votes, log.layers, strict=True):
-        row.copy_(_weighed_votes(cache, layer, log, document))
+        row.copy_(_weighed_votes(runner, cache, layer, log, document))
         paid = _paid(runner, cache, layer, log, chunks, allowed)
         for copy in copies:
             paid[copy.first : copy.last] += paid[copy.at :][: copy.last - copy.first]
@@ -186,7 +185,7 @@ def document_votes(
     )
     votes = torch.empty(len(log.layers), document[1] - document[0], device=device)
     for row, layer in zip(votes, log.layers, strict=True):
-        row.copy_(cache.soft_votes(layer, log.queries(layer, start, end), *document))
+        row.copy_(runner.soft_votes(cache, layer, log, (start, end), document))
     return votes
 
 
@@ -197,12 +196,12 @@ def make_neutral(template: ChatTemplate, document: tuple[int, int], start: int) 
 
 
 def _weighed_votes(
-    cache: DeviceCache, layer: int, log: QueryLog, document: tuple[int, int]
+    runner: Runner, cache: DeviceCache, layer: int, log: QueryLog, document: tuple[int, int]
 ) -> torch.Tensor:
-    asked = cache.soft_votes(layer, log.queries(layer, log.start, log.question_end), *document)
+    asked = runner.soft_votes(cache, layer, log, (log.start, log.question_end), document)
     if log.end == log.question_end:
         return asked
-    answered = cache.soft_votes(layer, log.queries(layer, log.question_end, log.end), *document)
+    answered = runner.soft_votes(cache, layer, log, (log.question_end, log.end), document)
     return torch.lerp(asked, answered, ANSWER_WEIGHT)
 
 
@@ -217,10 +216,6 @@ def _paid(
     """Mean attention of all tokens to each position before them, as chunks of `log` pay it."""
     total = torch.zeros(log.end)
     for start, end in chunks:
-        around = chunk_range(start, end, runner.selection)
-        q = log.queries(layer, start, end)
-        queries = cache.selection_queries(q, [around])
-        (selected,) = cache.select(layer, queries, [around], allowed)
-        mass = cache.attention_mass(layer, q, selected, around).cpu()
+        mass = runner.attention_mass(cache, layer, log, (start, end), allowed).cpu()
         total[: mass.shape[0]] += mass * (end - start)
     return total / (log.end - log.start)

@@ -46,6 +46,40 @@ class Runner:
         with self.team.followers.together("save", cache=cache, start=start, end=end):
             return cache.save(start, end)
 
+    def soft_votes(
+        self,
+        cache: DeviceCache,
+        layer: int,
+        log: QueryLog,
+        tokens: tuple[int, int],
+        document: tuple[int, int],
+    ) -> torch.Tensor:
+        """What logged `tokens` [first, last) look at in `document`; `DeviceCache.soft_votes`."""
+        together = self.team.followers.together(
+            "soft_votes", cache=cache, layer=layer, log=log, tokens=tokens, document=document
+        )
+        with together, torch.inference_mode():
+            return cache.soft_votes(layer, log.queries(layer, *tokens), *document)
+
+    def attention_mass(
+        self,
+        cache: DeviceCache,
+        layer: int,
+        log: QueryLog,
+        tokens: tuple[int, int],
+        allowed: Ranges | None,
+    ) -> torch.Tensor:
+        """Where the attention of logged `tokens`, as one chunk, goes; see `DeviceCache`."""
+        together = self.team.followers.together(
+            "attention_mass", cache=cache, layer=layer, log=log, tokens=tokens, allowed=allowed
+        )
+        with together, torch.inference_mode():
+            around = chunk_range(*tokens, self.selection)
+            q = log.queries(layer, *tokens)
+            queries = cache.selection_queries(q, [around])
+            (selected,) = cache.select(layer, queries, [around], allowed)
+            return cache.attention_mass(layer, q, selected, around)
+
     def run_chunks(
         self,
         cache: DeviceCache,

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from tsdoc.engine.decoder import LayerWeights, read_weights
+from tsdoc.engine.tensor_split import UNSPLIT, TensorSplit
 from tsdoc.kernels.triton.elementwise import rms_norm, silu_mul
 from tsdoc.kernels.triton.gemv import multiply_row
 from tsdoc.models.config import ModelConfig
@@ -46,6 +47,7 @@ class FusedDecoder:
         weights: Checkpoint tensors by their Hugging Face names.
         dtype: Type of weights and arithmetic.
         device: Where they go.
+        split: Where several ranks compute together: `config` and `weights` are then the shard's.
 
     Raises:
         ModelError: a tensor is missing or has the wrong shape.
@@ -57,9 +59,11 @@ class FusedDecoder:
         weights: Mapping[str, torch.Tensor],
         dtype: torch.dtype,
         device: torch.device,
+        split: TensorSplit = UNSPLIT,
     ) -> None:
         self.config = config
         self.dtype = dtype
+        self._split = split
         self._device = device
         parts = read_weights(config, weights, dtype, device)
         self._embedding, self._norm, self._head = parts.embedding, parts.norm, parts.head
@@ -67,7 +71,7 @@ class FusedDecoder:
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """See `DecoderPart.embed`."""
-        return F.embedding(ids.to(self._device, non_blocking=True), self._embedding)
+        return self._split.embed(ids.to(self._device, non_blocking=True), self._embedding)
 
     def project(
         self, layer: int, hidden: torch.Tensor
@@ -94,6 +98,8 @@ class FusedDecoder:
     ) -> torch.Tensor:
         """See `DecoderPart.finish_layer`."""
         w, eps = self._layers[layer], self.config.norm_eps
+        if self._split.ranks.size > 1:
+            return self._finish_shard(w, hidden, attention)
         if hidden.shape[0] == 1:
             multiply_row(attention.view(1, -1), w.o, w.o_bias, add_to=hidden)
             gated = multiply_row(
@@ -107,9 +113,30 @@ class FusedDecoder:
             _add_product(rows, gated, w.down, w.down_bias)
         return hidden
 
+    def _finish_shard(
+        self, w: _FusedLayer, hidden: torch.Tensor, attention: torch.Tensor
+    ) -> torch.Tensor:
+        """`finish_layer` of which this rank has a part: products are summed before they count."""
+        split, eps = self._split, self.config.norm_eps
+        if hidden.shape[0] == 1:
+            hidden += split.sum(multiply_row(attention.reshape(1, -1), w.o, w.o_bias))
+            gated = multiply_row(
+                hidden, w.gate_up, w.gate_up_bias, norm=w.post_norm, eps=eps, gated=True
+            )
+            hidden += split.sum(multiply_row(gated, w.down, w.down_bias))
+            return hidden
+        hidden += split.sum(F.linear(attention.flatten(1), w.o, w.o_bias))
+        with split.adding() as add:
+            for rows in torch.split(hidden, MLP_ROWS):
+                x = rms_norm(rows, w.post_norm, eps)
+                gated = silu_mul(F.linear(x, w.gate_up, w.gate_up_bias))
+                add(rows, F.linear(gated, w.down, w.down_bias))
+        return hidden
+
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """See `DecoderPart.logits`."""
-        return F.linear(rms_norm(hidden, self._norm, self.config.norm_eps), self._head).float()
+        x = rms_norm(hidden, self._norm, self.config.norm_eps)
+        return self._split.join(F.linear(x, self._head).float())
 
 
 def _fuse(w: LayerWeights) -> _FusedLayer:

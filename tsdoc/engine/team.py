@@ -10,11 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from tsdoc.kernels.interface import DeviceCache
 from tsdoc.kernels.kv import KVPiece
 from tsdoc.kernels.ranks import SOLO, Mesh
+
+if TYPE_CHECKING:
+    from tsdoc.engine.forward import Runner
 
 
 class Followers(Protocol):
@@ -28,12 +31,14 @@ class Followers(Protocol):
 
         Args:
             operation: Name of the operation.
-            arguments: Numbers, ids, ranges, and objects that `make` knows or that are made alike
-                on every rank.
+            arguments: Numbers, ids, ranges, caches, query logs and Selection Caches.
         """
 
-    def know(self, cache: DeviceCache, pieces: Sequence[KVPiece]) -> None:
-        """Remembers over which pieces a cache is, so that the others can make theirs."""
+    def know(self, cache: DeviceCache, pieces: Sequence[KVPiece], runner: Runner) -> None:
+        """Remembers what a cache was made of, so that the others can make theirs."""
+
+    def close(self) -> None:
+        """Ends them."""
 
 
 class Nobody:
@@ -43,8 +48,11 @@ class Nobody:
         """See `Followers.together`."""
         return nullcontext()
 
-    def know(self, cache: DeviceCache, pieces: Sequence[KVPiece]) -> None:
+    def know(self, cache: DeviceCache, pieces: Sequence[KVPiece], runner: Runner) -> None:
         """See `Followers.know`."""
+
+    def close(self) -> None:
+        """See `Followers.close`."""
 
 
 NOBODY = Nobody()

@@ -38,7 +38,7 @@ from tsdoc.kernels.devices import Device, resolve_device
 from tsdoc.progress import Reporter
 from tsdoc.session.loading import load_model, resolve_compute_dtype
 from tsdoc.session.opening import OpenedModel, open_model
-from tsdoc.settings import Settings
+from tsdoc.settings import ParallelSettings, Settings
 
 
 def evaluate(
@@ -58,6 +58,7 @@ def evaluate(
         ModelError: the model cannot be had or loaded.
         ResourceError: memory or disk does not suffice.
     """
+    settings.parallel.refuse("tsdoc eval")
     choices = [parse_policy(text, settings) for text in request.policies]
     tasks = _tasks(request)
     examples = list(
@@ -148,6 +149,7 @@ class _Subject:
             self.settings.engine,
             self.compute_dtype,
             self.device,
+            ParallelSettings(),  # one process: policies have caches of their own
         )
         return ModelContext(
             config=self.opened.model.config,

@@ -5,9 +5,12 @@ from __future__ import annotations
 import importlib.util
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from tsdoc.errors import ResourceError
+
+if TYPE_CHECKING:
+    import torch
 
 Device = Literal["cpu", "cuda"]
 DRIVERS = ("/dev/nvidiactl", "/dev/dxg")  # without one of these, a Linux machine has no CUDA device
@@ -38,6 +41,27 @@ def device_bytes(wanted: Literal["auto", "cpu", "cuda"]) -> int:
     import torch
 
     return int(torch.cuda.get_device_properties(0).total_memory)
+
+
+def count_gpus() -> int:
+    """Returns how many CUDA devices there are."""
+    import torch
+
+    return int(torch.cuda.device_count())
+
+
+def choose_gpu(rank: int) -> None:
+    """Makes a GPU of this machine this process's own: another one for every rank."""
+    import torch
+
+    torch.cuda.set_device(rank % count_gpus())
+
+
+def own_gpu() -> torch.device:
+    """Returns the GPU that this process chose."""
+    import torch
+
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 def _what_is_missing() -> str | None:

@@ -26,18 +26,21 @@ class Race:
     """The candidates of one chunk.
 
     Attributes:
-        scores: [num_qo_heads, num_candidates] float32, scaled.
+        scores: [num_qo_heads, num_candidates] float32, scaled; where ranks share the tokens, of
+            this rank's candidates alone.
         start: Position of the first candidate.
         mask: [num_candidates] bool, which may be selected; None is all.
+        num_candidates: Of all ranks.
     """
 
     scores: torch.Tensor
     start: int
     mask: torch.Tensor | None
+    num_candidates: int
 
     def count(self, top_k: int) -> int:
         """How many are selected."""
-        most = self.scores.shape[1] if self.mask is None else int(self.mask.sum())
+        most = self.num_candidates if self.mask is None else int(self.mask.sum())
         return min(top_k, most)
 
     def masked_scores(self) -> torch.Tensor:
@@ -58,6 +61,9 @@ class Election(Protocol):
 
     def num_heads(self, padded: int) -> int:
         """How many of `padded` heads have a say."""
+
+    def planned_heads(self, padded: int) -> int:
+        """Heads to plan memory for: the same number on every rank, so that all do as much."""
 
 
 class OwnElection:
@@ -93,6 +99,10 @@ class OwnElection:
         """See `Election.num_heads`."""
         return padded
 
+    def planned_heads(self, padded: int) -> int:
+        """See `Election.planned_heads`."""
+        return padded
+
 
 class JointElection:
     """See `Election`: every rank has some of the heads, and rank 0 decides for all.
@@ -106,8 +116,8 @@ class JointElection:
     """
 
     def __init__(self, shard: HeadShard, ranks: Ranks) -> None:
-        self._shard = shard
-        self._ranks = ranks
+        self.shard = shard
+        self.ranks = ranks
 
     def hold(self, races: Sequence[Race], config: SelectionConfig) -> list[torch.Tensor]:
         """See `Election.hold`; one sum and one message for all races together."""
@@ -117,7 +127,7 @@ class JointElection:
         chosen = torch.empty(num_sets * sum(counts), dtype=torch.int64)
         if running:
             self._decide(running, config, chosen)
-        own = slice(*self._shard.kv) if num_sets > 1 else slice(None)
+        own = slice(*self.shard.kv) if num_sets > 1 else slice(None)
         parts = torch.split(chosen, [num_sets * count for count in counts])
         return [part.view(num_sets, count)[own] for part, count in zip(parts, counts, strict=True)]
 
@@ -130,18 +140,18 @@ class JointElection:
         """Fills `chosen` with the positions of one race after the other."""
         cast = [self._cast(race, count, config) for race, count in running]
         joint = torch.cat([ballots.flatten() for ballots in cast])
-        self._ranks.sum_at_first(joint)
-        if self._ranks.rank == 0:
+        self.ranks.sum_at_first(joint)
+        if self.ranks.rank == 0:
             sums = torch.split(joint, [ballots.numel() for ballots in cast])
             settled = [
                 _settle(total.view(ballots.shape), race, count, config.smoothing).flatten()
                 for total, ballots, (race, count) in zip(sums, cast, running, strict=True)
             ]
             torch.cat(settled, out=chosen)
-        self._ranks.from_first(chosen)
+        self.ranks.from_first(chosen)
 
     def _num_sets(self, config: SelectionConfig) -> int:
-        shard = self._shard
+        shard = self.shard
         return shard.num_qo_heads // shard.group if config.sets == "per_kv_head" else 1
 
     def _cast(self, race: Race, count: int, config: SelectionConfig) -> torch.Tensor:
@@ -150,23 +160,27 @@ class JointElection:
             self.real(race.masked_scores()),
             config,
             num_selected=count,
-            num_heads=self._shard.num_qo_heads,
+            num_heads=self.shard.num_qo_heads,
             add_up=lambda x: self._add_up(x, self._num_sets(config)),
         )
 
     def _add_up(self, x: torch.Tensor, num_sets: int) -> torch.Tensor:
         if num_sets == 1:
             return x.sum(dim=0, keepdim=True)
-        sets = torch.tensor([kv + self._shard.kv[0] for kv in self._shard.kv_of_head])
+        sets = torch.tensor([kv + self.shard.kv[0] for kv in self.shard.kv_of_head])
         return x.new_zeros(num_sets, x.shape[1]).index_add_(0, sets, x)
 
     def real(self, scores: torch.Tensor) -> torch.Tensor:
         """See `Election.real`."""
-        return self._shard.real(scores, 0)
+        return self.shard.real(scores, 0)
 
     def num_heads(self, padded: int) -> int:
         """See `Election.num_heads`."""
-        return self._shard.num_heads
+        return self.shard.num_heads
+
+    def planned_heads(self, padded: int) -> int:
+        """See `Election.planned_heads`: more than any rank has."""
+        return self.shard.num_qo_heads
 
 
 def _settle(total: torch.Tensor, race: Race, count: int, smoothing: int) -> torch.Tensor:

@@ -273,26 +273,3 @@ class MemoryPiece:
     def index(self, layer: int) -> LayerIndex | None:
         """See `KVPiece.index`."""
         return self._layers[layer] if self._layers else None
-
-
-def make_piece(
-    device: str,
-    *,
-    start: int,
-    capacity: int,
-    num_layers: int,
-    num_kv_heads: int,
-    head_dim: int,
-    kv_dtype: str,
-) -> KVPiece:
-    """Room for K and V that are kept nowhere: the CPU reads them in memory, a GPU holds them."""
-    if device != "cpu":
-        return DevicePiece(start=start, capacity=capacity)
-    return MemoryPiece(
-        start=start,
-        capacity=capacity,
-        num_layers=num_layers,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        kv_dtype=kv_dtype,
-    )

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch._C._distributed_c10d import FileStore, PrefixStore, Store
 
 from tsdoc.errors import RankError
 
@@ -89,10 +90,12 @@ class TorchRanks:
         group: Gloo for tensors in memory, NCCL for those on a GPU.
         rank: This process.
         size: How many there are.
+        on_gpu: Whether it is NCCL's.
     """
 
-    def __init__(self, group: Any, rank: int, size: int) -> None:
+    def __init__(self, group: Any, rank: int, size: int, *, on_gpu: bool) -> None:
         self._group = group
+        self._on_gpu = on_gpu
         self.rank = rank
         self.size = size
 
@@ -129,7 +132,19 @@ class TorchRanks:
 
     def wait(self) -> None:
         """See `Ranks.wait`."""
-        self._start(self._group.barrier)()
+        options = dist.BarrierOptions()
+        if self._on_gpu:
+            options.device_ids = [torch.cuda.current_device()]
+        self._start(lambda: self._group.barrier(options))()
+
+    def abort(self) -> None:
+        """Ends what waits for a rank on a GPU; gloo notices by itself that one has ended."""
+        if self._on_gpu:
+            self._group.abort()
+
+    def replace(self, other: TorchRanks) -> None:
+        """Goes on in the process group of `other`, of the same rank and size."""
+        self._group = other._group
 
     def _start(self, begin: Callable[[], Any]) -> Callable[[], None]:
         try:
@@ -165,16 +180,32 @@ class Mesh:
     tensor: Ranks
     sequence: Ranks
 
+    def abort(self) -> None:
+        """A rank has ended: nobody waits for it any more."""
+        for ranks in (self.world, self.tensor, self.sequence):
+            if isinstance(ranks, TorchRanks):
+                ranks.abort()
+
+    def replace(self, other: Mesh) -> None:
+        """Goes on in the process groups of `other`, of the same shape and the same rank."""
+        for own, new in (
+            (self.world, other.world),
+            (self.tensor, other.tensor),
+            (self.sequence, other.sequence),
+        ):
+            if isinstance(own, TorchRanks) and isinstance(new, TorchRanks):
+                own.replace(new)
+
 
 SOLO = Mesh(world=SoloRanks(), tensor=SoloRanks(), sequence=SoloRanks())
 """The mesh of one rank."""
 
 
-def join_ranks(store: Store, rank: int, *, tensor: int, sequence: int, device: str) -> Mesh:
-    """Joins `tensor` · `sequence` ranks that share `store`; returns once all have come.
+def join_ranks(meeting: Path, rank: int, tensor: int, sequence: int, device: str) -> Mesh:
+    """Joins `tensor` · `sequence` ranks of this machine; returns once all have come.
 
     Args:
-        store: What they find each other by.
+        meeting: A file, the same for all and new, by which they find each other.
         rank: This process.
         tensor: Degree of the tensor axis.
         sequence: Degree of the sequence axis.
@@ -184,6 +215,7 @@ def join_ranks(store: Store, rank: int, *, tensor: int, sequence: int, device: s
         RankError: the others cannot be reached.
     """
     row, column = divmod(rank, tensor)
+    store = FileStore(str(meeting), tensor * sequence)
 
     def group(name: str, place: int, size: int) -> Ranks:
         if size == 1:
@@ -192,7 +224,7 @@ def join_ranks(store: Store, rank: int, *, tensor: int, sequence: int, device: s
             made = _make_group(PrefixStore(name, store), place, size, device)
         except RuntimeError as error:
             raise lost(error) from error
-        return TorchRanks(made, place, size)
+        return TorchRanks(made, place, size, on_gpu=device == "cuda")
 
     world = group("world", rank, tensor * sequence)
     return Mesh(
@@ -204,9 +236,10 @@ def join_ranks(store: Store, rank: int, *, tensor: int, sequence: int, device: s
 
 def _make_group(store: Store, rank: int, size: int, device: str) -> Any:
     if device == "cuda":
-        nccl = dist.ProcessGroupNCCL.Options()
-        nccl._timeout = FOREVER
-        return dist.ProcessGroupNCCL(store, rank, size, nccl)
+        nccl: Any = dist.ProcessGroupNCCL  # only CUDA builds have it
+        settings = nccl.Options()
+        settings._timeout = FOREVER
+        return nccl(store, rank, size, settings)
     gloo: Any = dist.ProcessGroupGloo  # torch declares few of its members
     options = gloo._Options()
     # Only this machine: nothing listens on other interfaces.

@@ -13,9 +13,12 @@ from tsdoc.kernels.kv import KVPiece
 from tsdoc.kernels.ranks import Mesh
 from tsdoc.kernels.rope import RopeTable
 from tsdoc.kernels.selection import ChunkRange, SelectionConfig
+from tsdoc.kernels.sequence_cache import SequenceBackend, SequenceElection
 from tsdoc.kernels.shards import HeadShard
 from tsdoc.kernels.shared_kv import HeadPiece
+from tsdoc.kernels.token_share import SHARE_TOKENS, TokenShare
 from tsdoc.kernels.torch_cache import Arrived, TorchBackend
+from tsdoc.kernels.workers import Workers
 
 
 class ShardedBackend:
@@ -24,19 +27,39 @@ class ShardedBackend:
     Args:
         shard: This rank's heads.
         mesh: All ranks.
+        workers: Take the chunks of a block.
+        share_tokens: Consecutive tokens that a rank of the sequence axis has.
     """
 
     save_ahead = 0
 
-    def __init__(self, shard: HeadShard, mesh: Mesh) -> None:
+    def __init__(
+        self,
+        shard: HeadShard,
+        mesh: Mesh,
+        workers: Workers | None = None,
+        *,
+        share_tokens: int = SHARE_TOKENS,
+    ) -> None:
         self.device = torch.device("cpu")
         self._shard = shard
         self._mesh = mesh
-        self._inner = TorchBackend(
-            num_kv_heads=shard.num_kv_heads, election=JointElection(shard, mesh.world)
-        )
         first, last = shard.owned
-        self._writer = TorchBackend(num_kv_heads=last - first)
+        election = JointElection(shard, mesh.world)
+        share = TokenShare(ranks=mesh.sequence, unit=share_tokens)
+
+        def backend(num_kv_heads: int) -> TorchBackend:
+            if mesh.sequence.size == 1:
+                return TorchBackend(num_kv_heads=num_kv_heads, election=election, workers=workers)
+            return SequenceBackend(
+                num_kv_heads=num_kv_heads,
+                election=SequenceElection(election, share),
+                workers=workers,
+                share=share,
+            )
+
+        self._inner = backend(shard.num_kv_heads)
+        self._writer = backend(last - first)
 
     def cache(
         self,

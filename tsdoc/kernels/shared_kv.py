@@ -11,7 +11,15 @@ import numpy as np
 import numpy.typing as npt
 
 from tsdoc.errors import ResourceError
-from tsdoc.kernels.kv import KEYS, KV_DTYPES, KVArray, KVFile, KVPiece
+from tsdoc.kernels.kv import (
+    KEYS,
+    KV_DTYPES,
+    DevicePiece,
+    KVArray,
+    KVFile,
+    KVPiece,
+    MemoryPiece,
+)
 
 
 class FilePiece:
@@ -133,6 +141,57 @@ class SharedPiece(FilePiece):
         self.file = replace(self.file, capacity=capacity)
 
 
+HostPiece = MemoryPiece | SharedPiece
+"""In memory, and can be shortened."""
+
+
+def make_piece(
+    device: str,
+    *,
+    start: int,
+    capacity: int,
+    num_layers: int,
+    num_kv_heads: int,
+    head_dim: int,
+    kv_dtype: str,
+    num_ranks: int = 1,
+) -> KVPiece:
+    """Room for K and V that are kept nowhere: the CPU reads them in memory, a GPU holds them."""
+    if device != "cpu":
+        return DevicePiece(start=start, capacity=capacity)
+    return make_host_piece(
+        start=start,
+        capacity=capacity,
+        num_layers=num_layers,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        kv_dtype=kv_dtype,
+        num_ranks=num_ranks,
+    )
+
+
+def make_host_piece(
+    *,
+    start: int,
+    capacity: int,
+    num_layers: int,
+    num_kv_heads: int,
+    head_dim: int,
+    kv_dtype: str,
+    num_ranks: int = 1,
+) -> HostPiece:
+    """Room in the machine's memory, which several ranks share."""
+    kind = MemoryPiece if num_ranks == 1 else SharedPiece
+    return kind(
+        start=start,
+        capacity=capacity,
+        num_layers=num_layers,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        kv_dtype=kv_dtype,
+    )
+
+
 def _map(file: KVFile) -> mmap.mmap:
     num_bytes = 2 * file.num_layers * file.region_bytes
     flags = os.O_RDWR if file.writable else os.O_RDONLY
@@ -155,11 +214,17 @@ class HeadPiece:
     Args:
         whole: The piece; its memory is shared with the other ranks, or on a device.
         heads: The KV heads [first, last).
+        written: Those of them that `write` keeps; None is all.
     """
 
-    def __init__(self, whole: KVPiece, heads: tuple[int, int]) -> None:
+    def __init__(
+        self, whole: KVPiece, heads: tuple[int, int], written: tuple[int, int] | None = None
+    ) -> None:
         self._whole = whole
         self._heads = slice(*heads)
+        first, last = written or heads
+        self._written = slice(first, last)
+        self._kept = slice(first - heads[0], last - heads[0])
 
     @property
     def start(self) -> int:
@@ -207,7 +272,7 @@ class HeadPiece:
         whole.check_keys(layer, start, start + len(rows))  # that the room is still there
         room = whole.keys(layer) if kind == KEYS else whole.values(layer)
         first = start - whole.start
-        room[first : first + len(rows), self._heads] = rows
+        room[first : first + len(rows), self._written] = rows[:, self._kept]
 
     def check_keys(self, layer: int, start: int, end: int) -> None:
         """See `KVPiece.check_keys`."""

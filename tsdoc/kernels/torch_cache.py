@@ -18,6 +18,7 @@ import torch
 from tsdoc.kernels.attention import chunk_attention, mass_by_position
 from tsdoc.kernels.election import Election, OwnElection, Race
 from tsdoc.kernels.index_use import IndexWatch
+from tsdoc.kernels.interface import Window
 from tsdoc.kernels.kv import KEYS, VALUES, KVPiece
 from tsdoc.kernels.rope import RopeTable
 from tsdoc.kernels.selection import (
@@ -175,12 +176,13 @@ class TorchCache:
                 chosen[at] = every.expand(num_sets, -1)
         num_heads = queries.shape[1]
         longest = max((ranges[at].num_candidates for at in scored), default=0)
-        batch = max(1, SCORE_BYTES // max(4 * num_heads * longest, 1))
+        batch = self._batch(num_heads, longest)
         for first in range(0, len(scored), batch):
             part = scored[first : first + batch]
             first_key, last_key = _bounds([ranges[at] for at in part], allowed)
             logits = self._score(layer, queries[part], first_key, last_key)
-            found = self._choose(logits, first_key, [ranges[at] for at in part], allowed)
+            some = [ranges[at] for at in part]
+            found = self._choose(logits, first_key, last_key, some, allowed)
             for at, indices in zip(part, found, strict=True):
                 chosen[at] = indices
         return [c for c in chosen if c is not None]
@@ -250,12 +252,16 @@ class TorchCache:
         queries = token_queries(q, self.rope, self._config.n_local)
         num_tokens, num_heads, _ = queries.shape
         total = torch.zeros(end - start)
-        batch = max(1, SCORE_BYTES // (4 * num_heads * (end - start)))
-        for part in torch.split(queries, batch):
+        for part in torch.split(queries, self._batch(num_heads, end - start)):
             logits = self._score(layer, part, start, end)
             shares = torch.softmax(logits, dim=-1).sum(dim=1)
             total += self._election.real(shares.flatten(0, 1)).sum(dim=0)
         return total / (num_tokens * self._election.num_heads(num_heads))
+
+    def _batch(self, num_heads: int, num_keys: int) -> int:
+        """How many queries are scored at a time."""
+        size = 4 * self._election.planned_heads(num_heads) * num_keys
+        return max(1, SCORE_BYTES // max(size, 1))
 
     def _score(self, layer: int, queries: torch.Tensor, start: int, end: int) -> torch.Tensor:
         """Scaled scores [num_kv_heads, num_queries, group, end - start] of keys [start, end)."""
@@ -284,23 +290,26 @@ class TorchCache:
         self,
         logits: torch.Tensor,
         start: int,
+        last: int,
         ranges: Sequence[ChunkRange],
         allowed: Sequence[tuple[int, int]] | None,
     ) -> list[torch.Tensor]:
         """Votes and top-k of chunks.
 
         Args:
-            logits: [num_kv_heads, num_chunks, group, keys from `start` on].
+            logits: [num_kv_heads, num_chunks, group, keys of [start, last)].
             start: Position of the first key.
+            last: Position after the last.
             ranges: One per chunk.
             allowed: Position ranges that may be selected.
         """
         races = []
         for row, around in enumerate(ranges):
-            end = min(around.local_start, start + logits.shape[-1])
+            end = min(around.local_start, last)
             scores = logits[:, row, :, : end - start].flatten(0, 1)
             mask = allowed_mask(start, end, allowed)
-            races.append(Race(scores=scores, start=start, mask=mask))
+            race = Race(scores=scores, start=start, mask=mask, num_candidates=end - start)
+            races.append(race)
         return self._election.hold(races, self._config)
 
     def attend_chunks(
@@ -357,7 +366,7 @@ class TorchCache:
             heads = real(heads)
         return mass_by_position(heads, k, positions, around.start)
 
-    def open_window(self, layer: int, selected: torch.Tensor, around: ChunkRange) -> TorchWindow:
+    def open_window(self, layer: int, selected: torch.Tensor, around: ChunkRange) -> Window:
         """See `DeviceCache.open_window`."""
         k, v = self._gather_rotated(layer, selected, around, around.start)
         return TorchWindow(partial(self.gather, layer), self.rope, k, v)

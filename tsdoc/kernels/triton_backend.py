@@ -10,6 +10,7 @@ from tsdoc.errors import ResourceError
 from tsdoc.kernels.index_use import IndexWatch
 from tsdoc.kernels.kv import KVPiece
 from tsdoc.kernels.page_pool import PagePool
+from tsdoc.kernels.ranks import Ranks, SoloRanks
 from tsdoc.kernels.rope import RopeTable
 from tsdoc.kernels.selection import SelectionConfig
 from tsdoc.kernels.transfer import Transfer
@@ -34,6 +35,7 @@ class TritonBackend:
         compute_dtype: Type of queries and matrix products.
         device: A CUDA device; the CPU where kernels run in Triton's interpreter.
         memory_bytes: Device memory to use at most; None is all there is.
+        ranks: Those that have the model's other heads; `config` is then this rank's.
     """
 
     save_ahead = 2
@@ -46,6 +48,7 @@ class TritonBackend:
         compute_dtype: torch.dtype,
         device: torch.device,
         memory_bytes: int | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self.device = device
         self._memory_bytes = memory_bytes
@@ -69,6 +72,7 @@ class TritonBackend:
             num_sms=sms,
             decodes=DecodeStarter(),
             index=DeviceIndex(self.pool),
+            ranks=ranks or SoloRanks(),
         )
 
     def cache(

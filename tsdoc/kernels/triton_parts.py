@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from tsdoc.kernels.page_pool import PagePool
+from tsdoc.kernels.ranks import Ranks
 from tsdoc.kernels.transfer import Transfer
 from tsdoc.kernels.triton_decode import DecodeStarter
 from tsdoc.kernels.triton_index import DeviceIndex
@@ -22,6 +23,7 @@ class CacheParts:
         compute_dtype: Type of queries and of the products.
         num_sms: Multiprocessors of the device.
         decodes: Starts answers.
+        ranks: Those whose heads vote together.
         index: Of the keys in the pool; empty until an answer wants it.
     """
 
@@ -32,3 +34,4 @@ class CacheParts:
     num_sms: int
     decodes: DecodeStarter
     index: DeviceIndex
+    ranks: Ranks

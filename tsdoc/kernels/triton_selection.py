@@ -103,7 +103,12 @@ def _vote(
         allowed=plan.allowed,
         num_sms=parts.num_sms,
     )
-    return select_top(ballots, meta, top_k=config.top_k, smoothing=config.smoothing)
+    if config.sets == "one":
+        parts.ranks.sum(ballots)  # each rank's heads, before the top-k
+    chosen = select_top(ballots, meta, top_k=config.top_k, smoothing=config.smoothing)
+    if config.sets == "one":
+        parts.ranks.from_first(chosen)  # the same indices everywhere, whatever sums round to
+    return chosen
 
 
 def _head_vote(

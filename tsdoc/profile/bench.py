@@ -13,13 +13,14 @@ from tsdoc.engine.generate import Generation, GenerationConfig
 from tsdoc.errors import ResourceError
 from tsdoc.kernels.devices import Device
 from tsdoc.kernels.index_use import IndexConfig
-from tsdoc.kernels.kv import KVPiece, make_piece
+from tsdoc.kernels.kv import KVPiece
 from tsdoc.kernels.selection import SelectionConfig
+from tsdoc.kernels.shared_kv import make_piece
 from tsdoc.kernels.timing import Timer, make_timer
 from tsdoc.profile.prompt import ProfilePrompt
 from tsdoc.profile.timed import Recorder, TimedBackend, TimedDecoder
 from tsdoc.session.loading import LoadedModel, index_config, load_model, load_random
-from tsdoc.settings import Settings
+from tsdoc.settings import ParallelSettings, Settings
 from tsdoc.store.key import KVShape, ModelKey
 
 ROOM = 512  # for question and answer behind the prompt
@@ -154,7 +155,9 @@ def load(prompt: ProfilePrompt, settings: Settings, device: Device) -> LoadedMod
         return load_random(
             prompt.config, settings.engine, prompt.compute_dtype, device, name=prompt.name
         )
-    loaded = load_model(prompt.located, settings.engine, prompt.compute_dtype, device)
+    loaded = load_model(
+        prompt.located, settings.engine, prompt.compute_dtype, device, ParallelSettings()
+    )
     return loaded
 
 

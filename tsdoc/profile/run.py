@@ -64,6 +64,7 @@ def run_profile(
         TsdocError: a source or the model cannot be had, or memory does not suffice. What concerns
             the store alone is a note in the report.
     """
+    settings.parallel.refuse("tsdoc profile")
     device = resolve_device(settings.engine.device)
     prompt = make_prompt(request, settings, home, device, reporter)
     reporter.finish()

@@ -46,17 +46,20 @@ class Calibration:
         model_key: Digest of the model key.
         device: "cpu" or "cuda".
         threads: CPU threads.
+        num_ranks: Processes that compute together.
     """
 
     home: Home
     model_key: str
     device: str
     threads: int
+    num_ranks: int = 1
 
     @property
     def name(self) -> str:
         """What the figures are found by."""
-        return f"{self.model_key} {self.device} {self.threads}"
+        ranks = f" x{self.num_ranks}" if self.num_ranks > 1 else ""
+        return f"{self.model_key} {self.device} {self.threads}{ranks}"
 
     def read(self) -> Measured | None:
         """Returns what was measured before; None where nothing was."""

@@ -38,12 +38,17 @@ class Engines:
         Raises:
             ModelError: tensors are missing or misshapen.
             ResourceError: the weights need more memory than is free.
+            RankError: another rank ended.
             UsageError: the selection settings do not fit the model's window.
         """
         if self._loaded is None:
             begun = time.perf_counter()
             self._loaded = load_model(
-                self.model, self.settings.engine, self.compute_dtype, self.device
+                self.model,
+                self.settings.engine,
+                self.compute_dtype,
+                self.device,
+                self.settings.parallel,
             )
             self.times_s["model_load"] = time.perf_counter() - begun
         if self._engine is None or not self._engine.covers(max_tokens):
@@ -55,3 +60,8 @@ class Engines:
                 index=index_config(self.settings.engine, self.device),
             )
         return self._engine
+
+    def close(self) -> None:
+        """Ends the other ranks, where there are any."""
+        if self._loaded is not None:
+            self._loaded.close()

@@ -13,7 +13,8 @@ from tsdoc.kernels.index_use import IndexConfig
 from tsdoc.models.config import ModelConfig
 from tsdoc.models.locate import LocatedModel
 from tsdoc.models.weights import open_weights, stored_sizes
-from tsdoc.settings import EngineSettings, SelectionSettings, Settings
+from tsdoc.session.calibration import num_cpus
+from tsdoc.settings import EngineSettings, ParallelSettings, SelectionSettings, Settings
 from tsdoc.store.key import KVShape
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from tsdoc.engine.decoder import DecoderPart
     from tsdoc.engine.engine import Engine
+    from tsdoc.engine.team import Team
     from tsdoc.kernels.interface import Backend
     from tsdoc.models.config import ModelConfig
 
@@ -29,10 +31,19 @@ MEMORY_MARGIN = 1 << 30  # left for activations and the rest of the machine
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """A decoder and the device it runs on."""
+    """A decoder and the device it runs on.
+
+    Attributes:
+        team: The ranks that share the model.
+    """
 
     decoder: DecoderPart
     backend: Backend
+    team: Team
+
+    def close(self) -> None:
+        """Ends the other ranks."""
+        self.team.followers.close()
 
 
 def resolve_compute_dtype(settings: EngineSettings, model: LocatedModel, device: Device) -> str:
@@ -57,26 +68,69 @@ def load_model(
     settings: EngineSettings,
     compute_dtype: str,
     device: Device,
+    parallel: ParallelSettings,
 ) -> LoadedModel:
-    """Loads the weights.
+    """Loads the weights; with several ranks, starts the others, which load theirs.
 
     Args:
         model: Which model.
         settings: Threads and types.
         compute_dtype: "float32" or "bfloat16".
         device: Where it runs.
+        parallel: How many ranks share it.
 
     Raises:
         ModelError: tensors are missing or misshapen.
         ResourceError: the weights need more memory than is free.
+        RankError: another rank ended.
+        UsageError: the model cannot be split like that.
     """
     weights, dtype = open_weights(model.directory), _torch_dtype(compute_dtype)
     # On the CPU, tensors stored in `compute_dtype` stay memory-mapped.
     copied = sum(t.numel() for t in weights.values() if device == "cuda" or t.dtype != dtype)
+    devices = parallel.tensor if device == "cuda" else 1
     _check_memory(
-        copied * dtype.itemsize, compute_dtype, device, model.name, settings.device_memory
+        copied * dtype.itemsize // devices,
+        compute_dtype,
+        device,
+        model.name,
+        settings.device_memory,
     )
+    if parallel.size > 1:
+        return _load_on_ranks(model, settings, compute_dtype, device, parallel)
     return _load(model.config, weights, settings, dtype, device)
+
+
+def _load_on_ranks(
+    model: LocatedModel,
+    settings: EngineSettings,
+    compute_dtype: str,
+    device: Device,
+    parallel: ParallelSettings,
+) -> LoadedModel:
+    from tsdoc.parallel.job import Job, load_shard
+
+    job = Job(
+        directory=str(model.directory),
+        tensor=parallel.tensor,
+        sequence=parallel.sequence,
+        device=device,
+        compute_dtype=compute_dtype,
+        kv_dtype=settings.kv_dtype,
+        device_memory=settings.device_memory,
+        threads=settings.threads or max(1, num_cpus() // parallel.size),
+    )
+    from tsdoc.engine.team import Team
+    from tsdoc.parallel.leader import Leader
+
+    leader = Leader(job)
+    try:
+        shard = load_shard(job, leader.mesh)
+    except BaseException:
+        leader.close()
+        raise
+    team = Team(mesh=leader.mesh, followers=leader)
+    return LoadedModel(decoder=shard.decoder, backend=shard.backend, team=team)
 
 
 def load_random(
@@ -108,6 +162,7 @@ def _load(
     import torch
 
     from tsdoc.engine.decoder import Decoder
+    from tsdoc.engine.team import ALONE
     from tsdoc.kernels.torch_cache import TorchBackend
     from tsdoc.kernels.workers import Workers
 
@@ -117,6 +172,7 @@ def _load(
     return LoadedModel(
         decoder=Decoder(config, weights, dtype, workers=workers),
         backend=TorchBackend(num_kv_heads=config.num_kv_heads, workers=workers),
+        team=ALONE,
     )
 
 
@@ -143,6 +199,7 @@ def build_engine(
         question_chunk_size=question_chunk_size,
         backend=loaded.backend,
         index=index,
+        team=loaded.team,
     )
 
 
@@ -154,7 +211,12 @@ def index_config(settings: EngineSettings, device: str) -> IndexConfig | None:
 
 
 def uses_index(settings: Settings, device: str, num_tokens: int) -> bool:
-    """Whether questions about `num_tokens` tokens find candidates by the key index."""
+    """Whether questions about `num_tokens` tokens find candidates by the key index.
+
+    Several ranks score every key.
+    """
+    if settings.parallel.size > 1:
+        return False
     index = index_config(settings.engine, device)
     return index is not None and index.applies(settings.selection, num_tokens)
 
@@ -178,6 +240,7 @@ def _load_on_cuda(
     import torch
 
     from tsdoc.engine.fused_decoder import FusedDecoder
+    from tsdoc.engine.team import ALONE
     from tsdoc.kernels.triton_backend import TritonBackend
 
     backend = TritonBackend(
@@ -188,7 +251,9 @@ def _load_on_cuda(
         memory_bytes=settings.device_memory,
     )
     return LoadedModel(
-        decoder=FusedDecoder(config, weights, dtype, backend.device), backend=backend
+        decoder=FusedDecoder(config, weights, dtype, backend.device),
+        backend=backend,
+        team=ALONE,
     )
 
 

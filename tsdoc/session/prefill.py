@@ -14,7 +14,8 @@ from tsdoc.errors import (
     StoreError,
     TsdocError,
 )
-from tsdoc.kernels.kv import KVPiece, make_piece
+from tsdoc.kernels.kv import KVPiece
+from tsdoc.kernels.shared_kv import make_piece
 from tsdoc.progress import Reporter
 from tsdoc.prompt.tokenizer import Ids
 from tsdoc.session.calibration import Calibration
@@ -203,6 +204,7 @@ class Prefill:
             num_kv_heads=self.shape.num_kv_heads,
             head_dim=self.shape.head_dim,
             kv_dtype=self.shape.kv_dtype,
+            num_ranks=self.calibration.num_ranks,
         )
         engine = self.make_engine(len(self.ids))
         begun = time.perf_counter()

@@ -129,6 +129,7 @@ class Repairer:
                 model_key=key.digest,
                 device=resolve_device(self.settings.engine.device),
                 threads=self.settings.engine.threads or num_cpus(),
+                num_ranks=self.settings.parallel.size,
             ),
             reporter=self.reporter,
         )
@@ -172,7 +173,9 @@ class Repairer:
 
         def make(max_tokens: int) -> Engine:
             if name not in self._loaded:
-                self._loaded[name] = load_model(model, engine, key.compute_dtype, device)
+                self._loaded[name] = load_model(
+                    model, engine, key.compute_dtype, device, self.settings.parallel
+                )
             return build_engine(
                 self._loaded[name],
                 selection,

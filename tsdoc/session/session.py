@@ -13,8 +13,9 @@ from tsdoc.errors import CorruptPageError, DamagedStoreError, ResourceError
 from tsdoc.home import Home
 from tsdoc.ingest.document import Document, IngestWarning
 from tsdoc.kernels.devices import Device, resolve_device
-from tsdoc.kernels.kv import MemoryPiece
+from tsdoc.kernels.shared_kv import HostPiece, make_host_piece
 from tsdoc.models.locate import LocatedModel
+from tsdoc.parallel.job import check_parallel
 from tsdoc.progress import Reporter
 from tsdoc.prompt.assemble import Prompt
 from tsdoc.prompt.chat import ChatTemplate
@@ -79,6 +80,7 @@ class Session:
     def __post_init__(self) -> None:
         config, settings = self.model.config, self.settings
         self._device = resolve_device(settings.engine.device)
+        check_parallel(settings.parallel, config, settings.selection, self._device)
         key = ModelKey(
             model=self.model.fingerprint,
             rope=repr(config.rope),
@@ -93,6 +95,7 @@ class Session:
             device=self._device,
             times_s=self.times_s,
         )
+        self._resources.callback(self._engines.close)
         self._job = Prefill(
             store=_open_store(settings, self.home, self.reporter),
             key=key,
@@ -112,6 +115,7 @@ class Session:
                 model_key=key.digest,
                 device=self._device,
                 threads=settings.engine.threads or num_cpus(),
+                num_ranks=settings.parallel.size,
             ),
             reporter=self.reporter,
         )
@@ -369,16 +373,17 @@ class Session:
             ),
         )
 
-    def _room(self, start: int, capacity: int) -> MemoryPiece:
+    def _room(self, start: int, capacity: int) -> HostPiece:
         """Room for a question and its answer behind the prompt."""
         shape = self._job.shape
-        return MemoryPiece(
+        return make_host_piece(
             start=start,
             capacity=capacity,
             num_layers=shape.num_layers,
             num_kv_heads=shape.num_kv_heads,
             head_dim=shape.head_dim,
             kv_dtype=shape.kv_dtype,
+            num_ranks=self.settings.parallel.size,
         )
 
 

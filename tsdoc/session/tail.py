@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tsdoc.kernels.kv import MemoryPiece
+from tsdoc.kernels.shared_kv import HostPiece
 
 
 @dataclass(slots=True, kw_only=True)
@@ -22,9 +22,9 @@ class Tail:
 
     ids: list[int] = field(default_factory=list)
     num_cached: int = 0
-    pieces: list[MemoryPiece] = field(default_factory=list)
+    pieces: list[HostPiece] = field(default_factory=list)
 
-    def append(self, ids: list[int], piece: MemoryPiece, end: int) -> None:
+    def append(self, ids: list[int], piece: HostPiece, end: int) -> None:
         """Adds a turn.
 
         Args:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from tsdoc.errors import ResourceError
 from tsdoc.eval.policies.interface import Followed, ModelContext, Reply
-from tsdoc.kernels.kv import KVPiece, make_piece
+from tsdoc.kernels.kv import KVPiece
+from tsdoc.kernels.shared_kv import make_piece
 from tsdoc.prompt.tokenizer import Ids
 from tsdoc.session.loading import index_config
 from tsdoc.settings import Settings

@@ -1,0 +1,155 @@
+"""Kills ranks of real `tsdoc ask --parallel` processes, at every stage, and looks at what remains.
+
+    python -m tests.kill_ranks --model DIRECTORY
+
+DIRECTORY is a converted model, `tiny` say. Every rank is killed while ranks start, in the prefill,
+in an answer whose document is kept, and the leader is interrupted as by Ctrl-C. Each time: all
+processes end within 10 s, the exit code is not 0, one line says why (none can, of a leader that was
+killed), and a run with another number of ranks goes on from what was committed and says what an
+undisturbed run says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tsdoc.store.journal import journal_header
+
+LIMIT_S = 10.0
+NUM_LINES = 140  # about 2,350 tokens
+OPTIONS = ["prefill_block=512", "chunk_size=256", "top_k=512", "threads=1"]
+STAGES = ("start", "prefill", "answer")
+
+
+@dataclass
+class Trial:
+    """What all runs have in common."""
+
+    work: Path
+    model: Path
+
+    @property
+    def home(self) -> Path:
+        return self.work / "home"
+
+    def start(self, num_ranks: int, new_tokens: int = 8) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "tsdoc", "ask", str(self.work / "facts.txt"), "Which?"]
+        command += ["--model", str(self.model), "--offline", "--json"]
+        command += ["--max-new-tokens", str(new_tokens), "--parallel", str(num_ranks)]
+        command += [part for value in OPTIONS for part in ("--set", value)]
+        return subprocess.Popen(
+            command,
+            env={**os.environ, "TSDOC_HOME": str(self.home)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def finish(self, num_ranks: int) -> dict[str, Any]:
+        process = self.start(num_ranks)
+        out, err = process.communicate()
+        assert process.returncode == 0, err
+        report: dict[str, Any] = json.loads(out)
+        return report
+
+    def committed_bytes(self) -> int:
+        journals = (self.home / "store").rglob("journal.bin")
+        return max((path.stat().st_size for path in journals), default=0)
+
+
+def children(pid: int) -> list[int]:
+    found = []
+    for path in Path("/proc").iterdir():
+        if path.name.isdigit() and state(int(path.name))[1] == pid:
+            found.append(int(path.name))
+    return sorted(found)
+
+
+def state(pid: int) -> tuple[str, int]:
+    """State and parent of a process; "X" when it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return "X", 0
+    return fields[0], int(fields[1])
+
+
+def wait_for(trial: Trial, process: subprocess.Popen[str], stage: str, num_ranks: int) -> None:
+    """Returns when a run has come to a stage."""
+    while process.poll() is None:
+        started = len(children(process.pid)) == num_ranks - 1
+        if stage == "start" and started:
+            time.sleep(0.5)
+            return
+        if stage == "prefill" and trial.committed_bytes() > len(journal_header("0" * 32)):
+            return
+        if stage == "answer" and started:
+            time.sleep(6)  # imports, meeting and weights are over, 400 tokens are not
+            return
+        time.sleep(0.01)
+    raise AssertionError(process.communicate())
+
+
+def kill(trial: Trial, stage: str, rank: int, how: signal.Signals, num_ranks: int) -> None:
+    """One run, one death, and what comes after."""
+    if stage != "answer":
+        shutil.rmtree(trial.home / "store", ignore_errors=True)
+    process = trial.start(num_ranks, 400 if stage == "answer" else 8)
+    wait_for(trial, process, stage, num_ranks)
+    others = children(process.pid)
+    os.kill(process.pid if rank == 0 else others[rank - 1], how)
+    begun = time.monotonic()
+    out, err = process.communicate()
+    while any(state(pid)[0] not in "XZ" for pid in others):
+        time.sleep(0.01)
+    seconds = time.monotonic() - begun
+    assert seconds < LIMIT_S, seconds
+    expected = {0: -how if how == signal.SIGKILL else 130}.get(rank, 6)
+    assert process.returncode == expected, (process.returncode, err)
+    lines = [line for line in err.splitlines() if line.startswith("tsdoc:")]
+    if rank:
+        assert len(lines) == 1, err
+        assert f"rank {rank} of {num_ranks} ended (signal 9)" in lines[0], err
+        assert json.loads(out)["error"]["code"] == "rank"
+    say(f"{stage}, rank {rank}, {how.name}: ended after {seconds:.2f} s, exit {process.returncode}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--ranks", type=int, default=3)
+    parser.add_argument("--stages", default=",".join(STAGES))
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="tsdoc-ranks-") as name:
+        trial = Trial(work=Path(name), model=arguments.model)
+        lines = [f"Shelf {i} of the archive holds {i * 37 % 1000} boxes." for i in range(NUM_LINES)]
+        (trial.work / "facts.txt").write_text("\n".join(lines), encoding="utf-8")
+        whole = trial.finish(1)
+        for stage in arguments.stages.split(","):
+            deaths = [(rank, signal.SIGKILL) for rank in range(arguments.ranks)]
+            for rank, how in [*deaths, (0, signal.SIGINT)]:
+                kill(trial, stage, rank, how, arguments.ranks)
+                again = trial.finish(2 if rank else 1)
+                assert again["answers"][0]["text"] == whole["answers"][0]["text"]
+                assert stage == "start" or again["reused_tokens"] >= 512
+                say(f"  goes on from {again['reused_tokens']} tokens")
+
+
+def say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""Sessions on several processes: the answers and pages of one, whatever happens to a process."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.session.conftest import TEXT, Recorder
+from tsdoc.errors import RankError, UsageError
+from tsdoc.eval.evaluate import evaluate
+from tsdoc.eval.request import EvalRequest
+from tsdoc.home import Home
+from tsdoc.ingest.options import IngestOptions
+from tsdoc.parallel.leader import Leader
+from tsdoc.progress import Silent
+from tsdoc.session import Session
+from tsdoc.session.tail import Tail
+from tsdoc.settings import Settings
+
+QUESTION = "Which locker holds item 74?"
+
+
+@pytest.fixture
+def document(tmp_path: Path) -> Path:
+    path = tmp_path / "facts.txt"
+    path.write_text("".join(TEXT.splitlines(keepends=True)[:40]), encoding="utf-8")
+    return path
+
+
+def say_nothing(text: str) -> None:
+    """Takes an answer."""
+
+
+def ask(session: Session) -> str:
+    answer = session.ask(QUESTION, say_nothing, keep_queries=True)
+    evidence = session.find_evidence(answer, count=3).evidence
+    assert evidence is not None
+    return f"{answer.text} {[passage.text for passage in evidence.passages]}"
+
+
+def pages(home: Home) -> np.ndarray:
+    (path,) = home.store.rglob("kv.bin")
+    return np.fromfile(path, dtype=np.float32)
+
+
+def leader_of(session: Session) -> Leader:
+    loaded = session._engines._loaded
+    assert loaded is not None
+    leader = loaded.team.followers
+    assert isinstance(leader, Leader)
+    return leader
+
+
+def children_of(session: Session) -> Sequence[Any]:
+    return leader_of(session)._processes._children
+
+
+EXACT = {"kv_dtype": "float32"}
+# Lines that are alike tie in the votes of a random model, and ranks round differently.
+COVERING = {"top_k": 3000}
+
+
+def test_any_number_of_processes_reads_what_any_other_wrote(
+    start: Callable[..., Session], home: Home
+) -> None:
+    with start(engine=EXACT, selection=COVERING) as session:
+        expected = ask(session)
+        written = pages(home)
+    with start(engine=EXACT, selection=COVERING, parallel={"tensor": 3}) as session:
+        assert session.prepare().computed_tokens == 0
+        assert ask(session) == expected
+    shutil.rmtree(home.store)
+    with start(engine=EXACT, selection=COVERING, parallel={"tensor": 2}) as session:
+        assert session.prepare().computed_tokens > 0
+        assert ask(session) == expected
+        np.testing.assert_allclose(pages(home), written, atol=1e-3)
+    with start(engine=EXACT, selection=COVERING) as session:
+        assert session.prepare().computed_tokens == 0
+        assert ask(session) == expected
+
+
+def test_a_conversation_goes_on_after_a_process_was_lost(start: Callable[..., Session]) -> None:
+    def talk(session: Session, tail: Tail, number: int) -> str:
+        return session.ask(f"What holds locker {number}?", say_nothing, tail=tail).text
+
+    tail = Tail()
+    with start(engine=EXACT, selection=COVERING) as session:
+        expected = [talk(session, tail, number) for number in (3, 5)]
+    tail = Tail()
+    with start(engine=EXACT, selection=COVERING, parallel={"tensor": 2}) as session:
+        assert talk(session, tail, 3) == expected[0]
+        (child,) = children_of(session)
+        child.kill()
+        child.wait()
+        assert talk(session, tail, 5) == expected[1]  # started anew: K and V are the leader's too
+        (other,) = children_of(session)
+        assert other.pid != child.pid
+    assert other.poll() is not None
+
+
+@pytest.mark.parametrize("stage", ["prefill", "answer"])
+def test_a_process_that_ends_in_the_middle_ends_the_command(
+    start: Callable[..., Session], stage: str
+) -> None:
+    class Killer(Recorder):
+        def advance(self, done: int) -> None:
+            if stage == "prefill" and self.stages[-1] == "prefill" and done >= 512:
+                children_of(session)[-1].kill()
+
+    def kill(text: str) -> None:
+        if stage == "answer":
+            children_of(session)[-1].kill()
+
+    with start(Killer(), engine=EXACT, parallel={"tensor": 3}) as session:
+        with pytest.raises(RankError, match="rank 2 of 3 ended"):
+            session.ask(QUESTION, kill)
+        started = children_of(session)
+        assert all(child.poll() is not None for child in started)
+    with start(engine=EXACT) as session:
+        assert session.estimate().reused_tokens >= 512
+        session.ask(QUESTION, say_nothing)
+
+
+def test_what_a_process_complains_of_is_said(
+    start: Callable[..., Session], model_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tsdoc.parallel import job
+
+    monkeypatch.setattr(
+        job.Job, "to_json", lambda self: json.dumps({"directory": "/nowhere", "size": 1})
+    )
+    with start(parallel={"tensor": 2}) as session, pytest.raises(RankError, match="TypeError"):
+        session.ask(QUESTION, say_nothing)
+
+
+def test_what_is_not_supported_is_refused(start: Callable[..., Session], home: Home) -> None:
+    with pytest.raises(UsageError, match="6 query heads cannot be split over 7"):
+        start(parallel={"tensor": 7})
+    with pytest.raises(UsageError, match="tsdoc eval runs in one process"):
+        evaluate(
+            EvalRequest(),
+            settings=Settings.model_validate({"parallel": {"tensor": 2}}),
+            home=home,
+            ingest=IngestOptions(),
+            reporter=Silent(),
+            offline=True,
+        )

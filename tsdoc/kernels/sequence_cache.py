@@ -1,0 +1,367 @@
+"""The `torch` backend's cache where every rank has, scores and attends to, some of the tokens.
+
+Softmax statistics of all ranks are merged before the votes; partial attention is merged by its
+log-sum-exp. Compact positions are those of the whole selection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+
+from tsdoc.kernels.attention import plain_attention
+from tsdoc.kernels.election import Election, JointElection, Race
+from tsdoc.kernels.index_use import IndexWatch
+from tsdoc.kernels.interface import Window
+from tsdoc.kernels.kv import KEYS, VALUES, KVPiece
+from tsdoc.kernels.rope import RopeTable
+from tsdoc.kernels.selection import (
+    ChunkRange,
+    SelectionConfig,
+    allowed_mask,
+    attended_positions,
+    cast_votes,
+    token_queries,
+)
+from tsdoc.kernels.token_share import TokenShare, merge_parts
+from tsdoc.kernels.torch_cache import TorchBackend, TorchCache
+from tsdoc.kernels.workers import Workers
+
+Partial = tuple[torch.Tensor, torch.Tensor]
+
+
+class SequenceElection(JointElection):
+    """See `Election`: each rank has the scores of some candidates by some heads."""
+
+    def __init__(self, joint: JointElection, share: TokenShare) -> None:
+        super().__init__(joint.shard, joint.ranks)
+        self._share = share
+
+    def _cast(self, race: Race, count: int, config: SelectionConfig) -> torch.Tensor:
+        own = self._share.positions(race.start, race.start + race.num_candidates) - race.start
+        scores = self.real(race.scores)
+        if race.mask is not None:
+            scores = scores.masked_fill(~race.mask[own], -torch.inf)
+        num_sets = self._num_sets(config)
+        if config.function == "head_vote":
+            return self._cast_whole(race, count, config, scores, own)
+        if config.function == "topk":
+            ballots = scores.masked_fill(torch.isinf(scores), 0.0)
+        else:
+            ballots = self._share.softmax(scores)
+        placed = scores.new_zeros(num_sets, race.num_candidates)
+        placed[:, own] = self._add_up(ballots, num_sets)
+        return placed
+
+    def _cast_whole(
+        self,
+        race: Race,
+        count: int,
+        config: SelectionConfig,
+        scores: torch.Tensor,
+        own: torch.Tensor,
+    ) -> torch.Tensor:
+        """`head_vote` ranks the candidates of each head: their scores come together first."""
+        whole = scores.new_zeros(scores.shape[0], race.num_candidates)
+        whole[:, own] = scores
+        self._share.ranks.sum(whole)
+        num_sets = self._num_sets(config)
+        if self._share.ranks.rank > 0:  # each head votes once
+            return torch.zeros(num_sets, race.num_candidates, dtype=torch.float64)
+        return cast_votes(
+            whole,
+            config,
+            num_selected=count,
+            num_heads=self.shard.num_qo_heads,
+            add_up=lambda x: self._add_up(x, num_sets),
+        )
+
+
+class SequenceBackend(TorchBackend):
+    """See `Backend`: the CPU; caches of this rank's tokens.
+
+    Args:
+        num_kv_heads: Heads of K and V.
+        election: Held by all ranks.
+        workers: Take the chunks of a block.
+        share: This rank's tokens.
+    """
+
+    def __init__(
+        self, *, num_kv_heads: int, election: Election, workers: Workers | None, share: TokenShare
+    ) -> None:
+        super().__init__(num_kv_heads=num_kv_heads, election=election, workers=workers)
+        self._share = share
+
+    def cache(
+        self,
+        pieces: Sequence[KVPiece],
+        rope: RopeTable,
+        config: SelectionConfig,
+        index: IndexWatch | None = None,
+    ) -> SequenceCache:
+        """See `Backend.cache`; every key is scored, whatever `index` there is."""
+        return SequenceCache(
+            pieces,
+            rope,
+            config,
+            num_kv_heads=self._num_kv_heads,
+            election=self._election,
+            workers=self._workers,
+            share=self._share,
+        )
+
+
+class SequenceCache(TorchCache):
+    """See `DeviceCache`: a `TorchCache` of this rank's tokens.
+
+    Args:
+        pieces: As for `TorchCache`: memory that all ranks share.
+        rope: Table for all compact positions.
+        config: Selection settings.
+        num_kv_heads: Heads of K and V.
+        election: Held by all ranks.
+        workers: Take the chunks of a block.
+        share: This rank's tokens.
+    """
+
+    def __init__(
+        self,
+        pieces: Sequence[KVPiece],
+        rope: RopeTable,
+        config: SelectionConfig,
+        *,
+        num_kv_heads: int,
+        election: Election,
+        workers: Workers,
+        share: TokenShare,
+    ) -> None:
+        super().__init__(
+            pieces,
+            rope,
+            config,
+            num_kv_heads=num_kv_heads,
+            election=election,
+            workers=workers,
+        )
+        self._tokens = share
+
+    def write(self, layer: int, start: int, k: torch.Tensor, v: torch.Tensor) -> None:
+        """See `DeviceCache.write`: this rank's tokens."""
+        for first, last in self._tokens.runs(start, start + k.shape[0]):
+            rows = slice(first - start, last - start)
+            super().write(layer, first, k[rows], v[rows])
+
+    def soft_votes(self, layer: int, q: torch.Tensor, start: int, end: int) -> torch.Tensor:
+        """See `DeviceCache.soft_votes`."""
+        queries = token_queries(q, self.rope, self._config.n_local)
+        total = torch.zeros(end - start)
+        own = self._tokens.positions(start, end) - start
+        num_tokens, num_heads, _ = queries.shape
+        for part in torch.split(queries, self._batch(num_heads, end - start)):
+            shares = self._tokens.softmax(self._score(layer, part, start, end)).sum(dim=1)
+            total[own] += self._election.real(shares.flatten(0, 1)).sum(dim=0)
+        total = self._tokens.ranks.sum(total)
+        return total / (num_tokens * self._election.num_heads(num_heads))
+
+    def _score(self, layer: int, queries: torch.Tensor, start: int, end: int) -> torch.Tensor:
+        """Scores of this rank's keys of [start, end) alone; all are checked by who keeps them."""
+        for piece, first, last in self._covering(start, end):
+            piece.check_keys(layer, first, last)
+        parts = [
+            super(SequenceCache, self)._score(layer, queries, first, last)
+            for first, last in self._tokens.runs(start, end)
+        ]
+        if not parts:
+            num_queries, num_heads, _ = queries.shape
+            shape = (self._num_kv_heads, num_queries, num_heads // self._num_kv_heads, 0)
+            return torch.empty(shape)
+        return torch.cat(parts, dim=-1)
+
+    def _choose(
+        self,
+        logits: torch.Tensor,
+        start: int,
+        last: int,
+        ranges: Sequence[ChunkRange],
+        allowed: Sequence[tuple[int, int]] | None,
+    ) -> list[torch.Tensor]:
+        races = []
+        own = self._tokens.positions(start, last)
+        for row, around in enumerate(ranges):
+            end = min(around.local_start, last)
+            count = int((own < end).sum())
+            races.append(
+                Race(
+                    scores=logits[:, row, :, :count].flatten(0, 1),
+                    start=start,
+                    mask=allowed_mask(start, end, allowed),
+                    num_candidates=end - start,
+                )
+            )
+        return self._election.hold(races, self._config)
+
+    def attend_chunks(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        selected: Sequence[torch.Tensor],
+        ranges: Sequence[ChunkRange],
+    ) -> torch.Tensor:
+        """See `DeviceCache.attend_chunks`; one exchange for all chunks."""
+        first = ranges[0].start
+        tasks = [
+            partial(self._attend_own, layer, q[r.start - first : r.end - first], chosen, r)
+            for chosen, r in zip(selected, ranges, strict=True)
+        ]
+        parts = self._workers.run(tasks)
+        out = torch.cat([out for out, _ in parts], dim=1)
+        lse = torch.cat([lse for _, lse in parts], dim=1)
+        return self._tokens.merge(out, lse)[0].transpose(0, 1)
+
+    def attend(
+        self, layer: int, q: torch.Tensor, selected: torch.Tensor, around: ChunkRange
+    ) -> torch.Tensor:
+        """See `DeviceCache.attend`."""
+        return self.attend_chunks(layer, q, [selected], [around])
+
+    def _attend_own(
+        self, layer: int, q: torch.Tensor, selected: torch.Tensor, around: ChunkRange
+    ) -> Partial:
+        """Attention [num_qo_heads, num_tokens, head_dim] to this rank's rows, and its lse."""
+        rows = self._own_rows(layer, selected, around, around.end)
+        num_before = selected.shape[1] + around.init_end + around.start - around.local_start
+        end = num_before + q.shape[0]
+        heads = self.rope.rotate(q.float().transpose(0, 1), slice(num_before, end))
+        parts = [
+            attend_rows(own_heads, k, v, compact, num_before)
+            for own_heads, (k, v, compact) in zip(heads.chunk(len(rows)), rows, strict=True)
+        ]
+        return torch.cat([out for out, _ in parts]), torch.cat([lse for _, lse in parts])
+
+    def _own_rows(
+        self, layer: int, selected: torch.Tensor, around: ChunkRange, end: int
+    ) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """Per set, rotated K and V [heads, n, head_dim] of this rank's rows, and their places."""
+        positions = attended_positions(selected, around, end)
+        num_sets = positions.shape[0]
+        each = self._num_kv_heads // num_sets
+        found = []
+        for number, row in enumerate(positions):
+            self._check(layer, row)
+            mine = self._tokens.mine(row)
+            compact = mine.nonzero().squeeze(1)
+            k, v = self.gather(layer, row[mine].unsqueeze(0))
+            heads = slice(number * each, (number + 1) * each)
+            found.append((self.rope.rotate(k[heads], compact), v[heads], compact))
+        return found
+
+    def _check(self, layer: int, positions: torch.Tensor) -> None:
+        """Checks all rows that any rank uses: one process does it for all."""
+        absolute = positions.numpy()
+        for piece in self._pieces:
+            piece.check_rows(layer, KEYS, absolute)
+            piece.check_rows(layer, VALUES, absolute)
+
+    def attention_mass(
+        self, layer: int, q: torch.Tensor, selected: torch.Tensor, around: ChunkRange
+    ) -> torch.Tensor:
+        """See `DeviceCache.attention_mass`."""
+        _, lse = self._tokens.merge(*self._attend_own(layer, q, selected, around))
+        positions = attended_positions(selected, around, around.start)
+        num_before = positions.shape[1]
+        heads = self.rope.rotate(
+            q.float().transpose(0, 1), slice(num_before, num_before + q.shape[0])
+        )
+        rows = self._own_rows(layer, selected, around, around.start)
+        sets = zip(heads.chunk(len(rows)), lse.chunk(len(rows)), rows, positions, strict=True)
+        per_head = []
+        for own_heads, own_lse, (k, _, compact), row in sets:
+            group = own_heads.shape[0] // k.shape[0]
+            scores = own_heads @ k.repeat_interleave(group, dim=0).transpose(1, 2)
+            shares = torch.exp(scores * q.shape[-1] ** -0.5 - own_lse.unsqueeze(-1)).mean(dim=1)
+            placed = torch.zeros(own_heads.shape[0], around.start)
+            per_head.append(placed.index_add_(1, row[compact], shares))
+        real = self._election.real(torch.cat(per_head))
+        mass = real.sum(dim=0) / self._election.num_heads(heads.shape[0])
+        return self._tokens.ranks.sum(mass)
+
+    def open_window(self, layer: int, selected: torch.Tensor, around: ChunkRange) -> Window:
+        """See `DeviceCache.open_window`."""
+        length = selected.shape[1] + around.init_end + around.start - around.local_start
+        rows = self._own_rows(layer, selected, around, around.start)
+        return SequenceWindow(self, layer, [(k, v) for k, v, _ in rows], length, self._tokens)
+
+
+class SequenceWindow:
+    """See `Window`: this rank's rows, per set of heads."""
+
+    def __init__(
+        self,
+        cache: SequenceCache,
+        layer: int,
+        rows: list[tuple[torch.Tensor, torch.Tensor]],
+        length: int,
+        share: TokenShare,
+    ) -> None:
+        self._cache = cache
+        self._layer = layer
+        self._rows = rows
+        self._length = length
+        self._share = share
+
+    def attend(self, q: torch.Tensor, position: int) -> torch.Tensor:
+        """See `Window.attend`."""
+        rope, at = self._cache.rope, self._length
+        self._length += 1
+        if bool(self._share.mine(torch.tensor(position))):
+            k, v = self._cache.gather(self._layer, torch.tensor([[position]]))
+            new = zip(
+                self._rows,
+                rope.rotate(k, slice(at, at + 1)).chunk(len(self._rows)),
+                v.chunk(len(self._rows)),
+                strict=True,
+            )
+            self._rows = [
+                (torch.cat((old_k, k), dim=1), torch.cat((old_v, v), dim=1))
+                for (old_k, old_v), k, v in new
+            ]
+        heads = rope.rotate(q.float().transpose(0, 1), slice(at, at + 1))
+        parts = [
+            attend_rows(own, k, v, torch.zeros(k.shape[1], dtype=torch.int64), 1)
+            for own, (k, v) in zip(heads.chunk(len(self._rows)), self._rows, strict=True)
+        ]
+        out, lse = torch.cat([out for out, _ in parts]), torch.cat([lse for _, lse in parts])
+        return self._share.merge(out, lse)[0].transpose(0, 1)
+
+
+def attend_rows(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, compact: torch.Tensor, num_before: int
+) -> Partial:
+    """Attention of a chunk to some rows, those of the chunk itself causally, and its lse.
+
+    Args:
+        q: [num_qo_heads, num_tokens, head_dim], rotated; token i is at num_before + i.
+        k: [num_kv_heads, num_rows, head_dim], rotated.
+        v: Same shape.
+        compact: [num_rows] compact positions, ascending.
+        num_before: Rows before the chunk, of all ranks.
+    """
+    cut = int((compact < num_before).sum())
+    parts = [(torch.zeros_like(q), q.new_full(q.shape[:2], -torch.inf))]
+    if cut:
+        parts.append(plain_attention(q, k[:, :cut].contiguous(), v[:, :cut].contiguous()))
+    if cut < k.shape[1]:
+        group = q.shape[0] // k.shape[0]
+        own_k, own_v = (x[:, cut:].repeat_interleave(group, dim=0) for x in (k, v))
+        scores = q @ own_k.transpose(1, 2) * q.shape[-1] ** -0.5
+        places = torch.arange(num_before, num_before + q.shape[1]).unsqueeze(1)
+        scores = scores.masked_fill(compact[cut:] > places, -torch.inf)
+        lse = torch.logsumexp(scores, dim=-1)
+        shift = lse.masked_fill(torch.isinf(lse), 0.0).unsqueeze(-1)
+        parts.append((torch.exp(scores - shift) @ own_v, lse))
+    return merge_parts(
+        torch.stack([out for out, _ in parts]), torch.stack([lse for _, lse in parts])
+    )

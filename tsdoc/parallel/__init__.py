@@ -1,0 +1,1 @@
+"""Ranks as processes: the leader starts the others, and they repeat what it does."""

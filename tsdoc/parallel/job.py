@@ -1,0 +1,176 @@
+"""What a follower is started with: which model, which part of it, which device."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tsdoc.errors import UsageError
+from tsdoc.kernels.devices import count_gpus
+from tsdoc.models.config import ModelConfig, read_config
+from tsdoc.models.weights import open_weights
+from tsdoc.settings import ParallelSettings, SelectionSettings
+
+if TYPE_CHECKING:
+    import torch
+
+    from tsdoc.engine.decoder import DecoderPart
+    from tsdoc.engine.sharding import ModelShard
+    from tsdoc.kernels.interface import Backend
+    from tsdoc.kernels.ranks import Mesh
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One model on several ranks.
+
+    Attributes:
+        directory: Of the model.
+        tensor: Ranks that share the weights and the heads.
+        sequence: Ranks that share the tokens.
+        device: "cpu" or "cuda".
+        compute_dtype: "float32" or "bfloat16".
+        kv_dtype: "float32" or "bfloat16".
+        device_memory: Bytes of each GPU to use at most; None is all there is.
+        threads: CPU threads of each rank.
+    """
+
+    directory: str
+    tensor: int
+    sequence: int
+    device: str
+    compute_dtype: str
+    kv_dtype: str
+    device_memory: int | None
+    threads: int
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return self.tensor * self.sequence
+
+    def to_json(self) -> str:
+        """Returns the job as one line."""
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_json(line: str) -> Job:
+        """Returns the job that `to_json` wrote."""
+        return Job(**json.loads(line))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Shard:
+    """What a rank computes with."""
+
+    config: ModelConfig
+    decoder: DecoderPart
+    backend: Backend
+
+
+def load_shard(job: Job, mesh: Mesh) -> Shard:
+    """Loads this rank's part of the model.
+
+    Raises:
+        ModelError: tensors are missing or misshapen.
+        UsageError: there are more ranks than query heads.
+    """
+    directory = Path(job.directory)
+    return make_shard(job, mesh, read_config(directory), open_weights(directory))
+
+
+def make_shard(
+    job: Job, mesh: Mesh, config: ModelConfig, weights: Mapping[str, torch.Tensor]
+) -> Shard:
+    """Cuts this rank's part out of `weights`; see `load_shard`."""
+    import torch
+
+    from tsdoc.engine.sharding import shard_model
+
+    torch.set_num_threads(job.threads)
+    shard = shard_model(config, mesh.tensor)
+    dtype = torch.float32 if job.compute_dtype == "float32" else torch.bfloat16
+    if job.device == "cuda":
+        return _make_on_cuda(job, mesh, shard, weights, dtype)
+    from tsdoc.engine.decoder import Decoder
+    from tsdoc.kernels.sharded_cache import ShardedBackend
+    from tsdoc.kernels.workers import Workers
+
+    workers = Workers()
+    decoder = Decoder(shard.config, shard.weights(weights), dtype, shard.split, workers=workers)
+    backend = ShardedBackend(shard.heads, mesh, workers)
+    return Shard(config=config, decoder=decoder, backend=backend)
+
+
+def _make_on_cuda(
+    job: Job,
+    mesh: Mesh,
+    shard: ModelShard,
+    weights: Mapping[str, torch.Tensor],
+    dtype: torch.dtype,
+) -> Shard:
+    from tsdoc.engine.fused_decoder import FusedDecoder
+    from tsdoc.kernels.devices import own_gpu
+    from tsdoc.kernels.sharded_triton import ShardedTritonBackend
+    from tsdoc.kernels.triton_backend import TritonBackend
+
+    inner = TritonBackend(
+        shard.config,
+        kv_dtype=job.kv_dtype,
+        compute_dtype=dtype,
+        device=own_gpu(),
+        memory_bytes=job.device_memory,
+        ranks=mesh.tensor,
+    )
+    decoder = FusedDecoder(shard.config, shard.weights(weights), dtype, inner.device, shard.split)
+    backend = ShardedTritonBackend(inner, shard.heads, mesh)
+    return Shard(config=shard.whole, decoder=decoder, backend=backend)
+
+
+def check_parallel(
+    parallel: ParallelSettings, config: ModelConfig, selection: SelectionSettings, device: str
+) -> None:
+    """Refuses what cannot be done, before anything is computed.
+
+    Raises:
+        UsageError: there are more ranks than heads, or a device, axis or platform without support.
+    """
+    if parallel.size == 1:
+        return
+    if parallel.tensor > config.num_qo_heads:
+        raise UsageError(
+            f"{config.num_qo_heads} query heads cannot be split over {parallel.tensor} processes",
+            hint="Lower --parallel.",
+        )
+    if not sys.platform.startswith("linux"):
+        raise UsageError("several processes are supported on Linux alone")
+    if device == "cuda":
+        _check_cuda(parallel, config, selection)
+
+
+def _check_cuda(
+    parallel: ParallelSettings, config: ModelConfig, selection: SelectionSettings
+) -> None:
+    """On GPUs every rank has whole groups of heads, and one index set serves all."""
+    if parallel.sequence > 1:
+        raise UsageError(
+            "parallel.sequence is supported on the CPU alone",
+            hint="Use --parallel, or --device cpu.",
+        )
+    if config.num_kv_heads % parallel.tensor:
+        raise UsageError(
+            f"{config.num_kv_heads} KV heads cannot be split evenly over {parallel.tensor} GPUs",
+            hint="Choose another --parallel, or --device cpu.",
+        )
+    if selection.function == "head_vote":
+        raise UsageError("head_vote runs on one GPU, or with --device cpu")
+    found = count_gpus()
+    if found < parallel.size:
+        raise UsageError(
+            f"--parallel {parallel.size} needs as many GPUs, and there are {found}",
+            hint="Lower --parallel, or add --device cpu.",
+        )

@@ -1,0 +1,212 @@
+"""The leader's side of a team: announces every operation, and starts the ranks anew if it must."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tsdoc.engine.query_log import QueryLog
+from tsdoc.engine.selection_cache import SelectionCache
+from tsdoc.errors import RankError
+from tsdoc.kernels.interface import DeviceCache
+from tsdoc.kernels.kv import KVPiece
+from tsdoc.kernels.ranks import Mesh, join_ranks
+from tsdoc.parallel.job import Job
+from tsdoc.parallel.processes import Processes
+
+if TYPE_CHECKING:
+    from tsdoc.engine.forward import Runner
+
+SHORT = frozenset({"run_step"})  # operations that Ctrl-C waits for, so that a chat can go on
+
+
+class Leader:
+    """See `tsdoc.engine.team.Followers`; a context manager that ends them.
+
+    Args:
+        job: What is computed; the others are started and met before this returns.
+
+    Attributes:
+        mesh: All ranks, this one the first; it stays the same when they are started anew.
+
+    Raises:
+        RankError: a process ended before it was ready.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._caches: weakref.WeakKeyDictionary[DeviceCache, dict[str, Any]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._begun: weakref.WeakSet[Any] = weakref.WeakSet()  # what followers keep the state of
+        self._processes, self.mesh = self._meet()
+        self._reset()
+
+    def _reset(self) -> None:
+        """Nothing has been made on the other ranks."""
+        self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._next = 0
+        self._dropped: list[int] = []
+        self._broken = False
+
+    def _meet(self) -> tuple[Processes, Mesh]:
+        job = self._job
+        processes = Processes(job)
+        found: list[Mesh | BaseException] = []
+
+        def join() -> None:
+            try:
+                found.append(join_ranks(processes.meeting, 0, job.tensor, job.sequence, job.device))
+            except BaseException as error:  # noqa: BLE001 - raised again below
+                found.append(error)
+
+        try:
+            processes.wait_until_ready()
+            # Meeting cannot be interrupted, so it is left to a thread that can be given up.
+            threading.Thread(target=join, name="tsdoc-meet", daemon=True).start()
+            processes.wait_for(lambda: bool(found))
+        except BaseException:
+            processes.end()
+            raise
+        (mesh,) = found
+        if isinstance(mesh, BaseException):
+            processes.end()
+            raise mesh
+        processes.met()
+        processes.on_lost = mesh.abort
+        return processes, mesh
+
+    def know(self, cache: DeviceCache, pieces: Sequence[KVPiece], runner: Runner) -> None:
+        """See `Followers.know`."""
+        self._caches[cache] = {
+            "selection": asdict(runner.selection),
+            "positions": runner.rope.cos.shape[0],
+            "pieces": [_describe(piece) for piece in pieces],
+        }
+
+    @contextlib.contextmanager
+    def together(self, operation: str, /, **arguments: object) -> Iterator[None]:
+        """See `Followers.together`."""
+        is_lost = self._broken or self._processes.has_lost()
+        self._refuse_stale(arguments, is_lost=is_lost)
+        if is_lost:
+            self._start_anew()
+        with _held_interrupts(operation in SHORT):
+            try:
+                values = {name: self._encode(name, value) for name, value in arguments.items()}
+                gone, self._dropped = self._dropped, []
+                self._processes.send({"do": operation, "drop": gone, **values})
+                yield
+            except RankError as error:
+                cause = self._processes.why()  # a connection breaks before its process has ended
+                self._break()
+                raise cause from error
+            except BaseException:
+                self._break()
+                raise
+
+    def _refuse_stale(self, arguments: dict[str, object], *, is_lost: bool) -> None:
+        """An answer cannot go on with ranks that do not know how it began.
+
+        Raises:
+            RankError: that would happen.
+        """
+        for value in arguments.values():
+            if not isinstance(value, SelectionCache | QueryLog) or value not in self._begun:
+                continue
+            if is_lost and not self._broken:
+                cause = self._processes.why()
+                self._break()
+                raise cause
+            if is_lost or value not in self._numbers:
+                raise RankError("the other processes were started anew", hint="Ask again.")
+
+    def _encode(self, name: str, value: Any) -> object:
+        """What stands for an argument in a message; objects are made there when first named."""
+        if isinstance(value, torch.Tensor):
+            return value.tolist()
+        if isinstance(value, SelectionCache):
+            return self._name(value, "reuse", {"theta": value.theta})
+        if isinstance(value, QueryLog):
+            fields = ("start", "question_end", "num_tokens")
+            return self._name(value, "log", {field: getattr(value, field) for field in fields})
+        return self._name(value, "cache", self._caches[value]) if name == "cache" else value
+
+    def _name(self, value: object, kind: str, made: dict[str, Any]) -> dict[str, int]:
+        number = self._numbers.get(value)
+        if number is None:
+            number, self._next = self._next, self._next + 1
+            self._numbers[value] = number
+            if kind != "cache":
+                self._begun.add(value)
+            weakref.finalize(value, self._dropped_in(), number)
+            self._processes.send({"do": "make", "kind": kind, "number": number, **made})
+        return {"object": number}
+
+    def _dropped_in(self) -> Any:
+        processes = self._processes
+
+        def drop(number: int) -> None:
+            if processes is self._processes:
+                self._dropped.append(number)
+
+        return drop
+
+    def _start_anew(self) -> None:
+        self._processes.end()
+        processes, mesh = self._meet()
+        self._processes = processes
+        self.mesh.replace(mesh)
+        self._reset()
+
+    def _break(self) -> None:
+        """The ranks are no longer at the same place: the others end, until they are needed."""
+        self._broken = True
+        self._processes.end()
+
+    def close(self) -> None:
+        """Ends the others."""
+        if not self._broken:
+            self._processes.close()
+        self._broken = True
+
+    def __enter__(self) -> Leader:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def _describe(piece: KVPiece) -> dict[str, Any]:
+    file = piece.file
+    if file is not None:
+        return asdict(file)
+    if piece.on_host:
+        raise ValueError("these K and V are not in memory that ranks share")
+    return {"start": piece.start, "capacity": piece.capacity}
+
+
+@contextlib.contextmanager
+def _held_interrupts(held: bool) -> Iterator[None]:
+    """While entered, Ctrl-C is only noted, and takes effect at the end."""
+    handler = signal.getsignal(signal.SIGINT)
+    here = threading.current_thread() is threading.main_thread()
+    if not held or not here or not callable(handler):
+        yield
+        return
+    noted: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: noted.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if noted:
+            handler(*noted[0])
