@@ -174,3 +174,7 @@ def _check_cuda(
             f"--parallel {parallel.size} needs as many GPUs, and there are {found}",
             hint="Lower --parallel, or add --device cpu.",
         )
+    raise UsageError(
+        "several GPUs are not supported yet: what is there for them was never run on any",
+        hint="Use one GPU, or add --device cpu.",
+    )

@@ -8,19 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from tests.kernels.triton.conftest import check_mode
-from tests.thread_ranks import run_ranks
 from tests.tiny_models import make_config, make_engine, make_oracle, memory_piece, token_ids
 from tsdoc.engine.engine import Engine
 from tsdoc.engine.evidence import look
 from tsdoc.engine.fused_decoder import FusedDecoder
 from tsdoc.engine.generate import Generation, GenerationConfig
-from tsdoc.engine.sharding import shard_model
-from tsdoc.engine.team import Team
 from tsdoc.kernels.kv import MemoryPiece
-from tsdoc.kernels.ranks import Mesh
 from tsdoc.kernels.selection import SelectionConfig
-from tsdoc.kernels.sharded_triton import ShardedTritonBackend
 from tsdoc.kernels.triton_backend import TritonBackend
 
 SMALL = SelectionConfig(n_init=4, n_local=12, top_k=10, chunk_size=16)
@@ -111,40 +105,3 @@ def test_a_second_question_uses_the_pages_on_the_device() -> None:
     first = list(engine.generate([piece], ids[64:70].tolist(), 64, config))
     list(engine.generate([piece], ids[70:80].tolist(), 64, config))
     assert list(engine.generate([piece], ids[64:70].tolist(), 64, config)) == first
-
-
-@pytest.mark.parametrize("sets", ["one", "per_kv_head"])
-def test_two_ranks_equal_the_cpu_engine(sets: str) -> None:
-    """On the CPU alone, with ranks as threads: several GPUs were not there to run it on."""
-    check_mode("interpreter")
-    config = dataclasses.replace(SMALL, sets=sets)
-    oracle = make_oracle("qwen2", seed=21, num_hidden_layers=3)
-    ids = token_ids(74, seed=22)
-    cpu, cpu_keys = answer(make_engine(oracle, config), ids, 64, 0.5, 3)
-    whole = memory_piece(make_engine(oracle, config), len(ids) + 3)
-
-    def run(mesh: Mesh) -> Generation:
-        shard = shard_model(make_config(oracle), mesh.tensor)
-        device = torch.device("cpu")
-        weights = shard.weights(oracle.state_dict())
-        inner = TritonBackend(
-            shard.config,
-            kv_dtype="float32",
-            compute_dtype=torch.float32,
-            device=device,
-            ranks=mesh.tensor,
-        )
-        engine = Engine(
-            FusedDecoder(shard.config, weights, torch.float32, device, shard.split),
-            config,
-            max_tokens=4096,
-            question_chunk_size=16,
-            backend=ShardedTritonBackend(inner, shard.heads, mesh),
-            team=Team(mesh=mesh),
-        )
-        return answer(engine, ids, 64, 0.5, 3, piece=whole)[0]
-
-    for found in run_ranks(2, 1, run):
-        assert found.tokens == cpu.tokens
-        assert found.reuse.num_hits == cpu.reuse.num_hits
-    np.testing.assert_allclose(whole.keys(2)[:64], cpu_keys, atol=1e-3)
