@@ -131,8 +131,7 @@ class EngineSettings(_Group):
         compute_dtype: Type of the arithmetic; auto is float32 on a CPU and bfloat16 on a GPU.
         threads: CPU threads; None is one per core.
         index: How questions and answers find candidates: int4 by a key index of 16 bytes per key
-            and head, none by reading all keys; auto is int4 on a GPU and none on a CPU. Prefill
-            always reads all keys.
+            and head, none by reading all keys. Prefill always reads all keys.
         index_candidates: Tokens then scored exactly, as a multiple of top_k.
         device_memory: Bytes of a GPU's memory to use at most; None is all of it. With a limit, K
             and V that do not fit are kept in the machine's own memory.
@@ -146,7 +145,7 @@ class EngineSettings(_Group):
     kv_dtype: Literal["bfloat16", "float32"] = "bfloat16"
     compute_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     threads: Positive | None = None
-    index: Literal["auto", "none", "int4"] = "auto"
+    index: Literal["none", "int4"] = "none"
     index_candidates: Annotated[int, Field(ge=1, le=64)] = 2
     device_memory: Positive | None = None
 

@@ -57,7 +57,7 @@ class Engines:
                 self.settings.selection,
                 max_tokens=max_tokens,
                 question_chunk_size=self.settings.engine.question_chunk_size,
-                index=index_config(self.settings.engine, self.device),
+                index=index_config(self.settings.engine),
             )
         return self._engine
 

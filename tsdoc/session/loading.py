@@ -203,21 +203,21 @@ def build_engine(
     )
 
 
-def index_config(settings: EngineSettings, device: str) -> IndexConfig | None:
-    """How questions and answers find candidates on a device; None reads all keys."""
-    if settings.index == "none" or (settings.index == "auto" and device != "cuda"):
+def index_config(settings: EngineSettings) -> IndexConfig | None:
+    """How questions and answers find candidates; None reads all keys."""
+    if settings.index == "none":
         return None
     return IndexConfig(candidates=settings.index_candidates)
 
 
-def uses_index(settings: Settings, device: str, num_tokens: int) -> bool:
+def uses_index(settings: Settings, num_tokens: int) -> bool:
     """Whether questions about `num_tokens` tokens find candidates by the key index.
 
     Several ranks score every key.
     """
     if settings.parallel.size > 1:
         return False
-    index = index_config(settings.engine, device)
+    index = index_config(settings.engine)
     return index is not None and index.applies(settings.selection, num_tokens)
 
 

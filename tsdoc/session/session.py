@@ -328,7 +328,7 @@ class Session:
     def _prepare_index(self, entry: Entry) -> bool:
         """Whether questions can find candidates without reading all keys of `entry`."""
         store = self._job.store
-        if store is None or not uses_index(self.settings, self._device, entry.num_tokens):
+        if store is None or not uses_index(self.settings, entry.num_tokens):
             return False
         return prepare_index(
             entry,
