@@ -23,9 +23,9 @@ from tsdoc.kernels.index import (
 from tsdoc.kernels.index_use import IndexConfig, IndexWatch
 from tsdoc.kernels.kv import LayerIndex, MemoryPiece
 from tsdoc.kernels.rope import make_rope_table
-from tsdoc.kernels.selection import SelectionConfig, chunk_range, votes
+from tsdoc.kernels.selection import ChunkRange, SelectionConfig, chunk_range, votes
 from tsdoc.kernels.torch_cache import TorchCache
-from tsdoc.kernels.torch_index import make_layer_index
+from tsdoc.kernels.torch_index import make_layer_index, select_by_index
 from tsdoc.models.config import RopeConfig
 
 KV_HEADS, GROUP, DIM = 2, 3, 64
@@ -210,3 +210,35 @@ def test_samples_are_made_both_ways_and_a_layer_below_the_floor_is_left_to_exact
     whole, _, _ = make_cache([3000], [True], 0)
     assert torch.equal(cache.select(0, query, [around])[0], whole.select(0, query, [around])[0])
     assert watch.num_samples == 5
+
+
+@pytest.mark.parametrize("num_layers", [24, 28, 30, 32, 48, 64, 80])
+def test_every_layer_has_selections_made_both_ways(num_layers: int) -> None:
+    config = IndexConfig()
+    watch = IndexWatch(config)
+    numbers = range(num_layers * config.sample)
+    assert len({n % num_layers for n in numbers if watch.wants_sample()}) == num_layers
+
+
+def test_a_piece_without_any_candidate_does_not_spoil_the_others() -> None:
+    generator = torch.Generator().manual_seed(0)
+    size = 2048
+    keys = torch.randn(2 * size, 1, 64, generator=generator)
+    keys[:, :, 0] += 60.0  # a bias that all keys share, and a query against it
+    pieces = [
+        (IndexedPiece(0, size), make_layer_index(keys[:size])),
+        (IndexedPiece(size, size), make_layer_index(keys[size:])),
+    ]
+    query = torch.zeros(2, 64)
+    query[:, 0], query[0, 1], query[1, 2] = -20.0, 8.0, 8.0
+    scaled = query * 64**-0.5
+
+    def exact(positions: torch.Tensor) -> torch.Tensor:
+        return torch.einsum("hd,nd->hn", scaled, keys[positions, 0])
+
+    around = ChunkRange(start=2 * size, end=2 * size + 1, init_end=128, local_start=2 * size - 512)
+    for allowed in (None, [(size, 2 * size)]):
+        selected = select_by_index(
+            pieces, scaled, around, allowed, exact, top_k=64, num_candidates=128
+        )
+        assert selected.shape == (1, 64)

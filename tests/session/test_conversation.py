@@ -225,3 +225,40 @@ def test_what_a_later_turn_reads_again_stands_inside_the_turn(start: Start) -> N
     assert ids[:lead] == turn[:lead]
     assert ids[lead + second.reread_tokens :][: len(turn) - lead] == turn[lead:]
     assert len(ids) == len(turn) + second.reread_tokens + second.generated_tokens
+
+
+def test_reading_again_leaves_earlier_turns_as_they_were(start: Start, document: Path) -> None:
+    document.write_text(TEXT[:2500], encoding="utf-8")
+    with start() as session:
+        num_tokens = len(session.prompt.ids)
+        budget = session.settings.selection
+    # The prompt fits the budget, the prompt with a turn does not.
+    top_k = num_tokens - budget.n_init - budget.n_local + 10
+    engine = {"reread_tokens": 128, "kv_dtype": "float32"}
+    with (
+        start(selection={"top_k": top_k}, engine=engine) as session,
+        Conversation(session=session) as conversation,
+    ):
+        conversation.ask(FIRST, ignore)
+        turn = conversation._tail.pieces[0]
+        before = turn.keys(1).copy()
+        assert conversation.ask(SECOND, ignore).reread_tokens > 0
+        assert (turn.keys(1) == before).all()
+
+
+def test_a_conversation_taken_up_again_reads_again_what_it_would_have(start: Start) -> None:
+    engine = {"reread_tokens": 128, "kv_dtype": "float32", "compute_dtype": "float32"}
+    with start(engine=engine) as session:
+        with Conversation(session=session, name="whole") as whole:
+            whole.ask(FIRST, ignore)
+            before = whole.num_tokens
+            whole.ask(SECOND, ignore)
+            expected = whole._tail.ids[before:]
+        with Conversation(session=session, name="cut") as cut:
+            cut.ask(FIRST, ignore)
+    with start(engine=engine) as session, Conversation(session=session, name="cut") as again:
+        asked = again.ask(SECOND, ignore)
+        found = again._tail.ids[before:]
+    assert asked.reread_tokens > 0
+    lead = session.template.turn_lead
+    assert found[: lead + asked.reread_tokens] == expected[: lead + asked.reread_tokens]

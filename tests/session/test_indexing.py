@@ -107,3 +107,16 @@ def test_where_the_budget_has_no_room_all_keys_are_read(
     )
     assert ask(session).text == text
     assert derived(home) == []
+
+
+def test_a_damaged_index_does_not_matter_where_none_is_asked_for(
+    long: Start, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tsdoc.store.entry.MOST_VALUES", 0)
+    ask(long())
+    path = derived(home)[0]
+    good = path.read_bytes()
+    path.write_bytes(bytes([good[0] ^ 1]) + good[1:])
+    reporter = Recorder()
+    assert ask(long(reporter, index="none")).text
+    assert reporter.warnings == []

@@ -86,9 +86,9 @@ class Neutral:
     _votes: torch.Tensor | None = field(default=None, init=False)
 
     def votes(
-        self, runner: Runner, cache: DeviceCache, *, question_chunk_size: int
+        self, runner: Runner, cache: DeviceCache, start: int, *, question_chunk_size: int
     ) -> torch.Tensor:
-        """Returns votes [num_layers, num_positions]; K and V behind the prompt are overwritten.
+        """Returns votes [num_layers, num_positions]; K and V from `start` on are overwritten.
 
         Raises:
             CorruptPageError: a page does not match its checksum.
@@ -98,11 +98,11 @@ class Neutral:
                 runner,
                 cache,
                 self.ids,
-                self.start,
+                start,
                 self.document,
                 question_chunk_size=question_chunk_size,
             )
-            runner.load(cache, self.start)  # what comes next begins where this did
+            runner.load(cache, start)  # what comes next begins where this did
         return self._votes
 
 
@@ -157,6 +157,7 @@ def document_votes(
     document: tuple[int, int],
     *,
     question_chunk_size: int,
+    asked_from: int = 0,
 ) -> torch.Tensor:
     """Votes of a question behind the prompt, [num_layers, num_positions].
 
@@ -167,25 +168,30 @@ def document_votes(
         start: Length of the prompt.
         document: Positions [first, last) that are voted on.
         question_chunk_size: Tokens that share a selection.
+        asked_from: The first of `ids` that votes; those before it are an earlier conversation's.
     """
-    end = start + len(ids)
+    end, voters = start + len(ids), start + asked_from
     device = runner.rope.cos.device
     log = QueryLog(
-        runner.decoder, start=start, question_end=end, num_tokens=len(ids), device=device
+        runner.decoder, start=voters, question_end=end, num_tokens=end - voters, device=device
     )
-    chunks = chunk_bounds(start, end, question_chunk_size, start)
-    runner.run_chunks(
-        cache,
-        torch.tensor(ids),
-        start,
-        chunks,
-        need_logits=False,
-        num_layers=log.layers.stop,
-        log=log,
-    )
+    chunks = [
+        *chunk_bounds(start, voters, question_chunk_size, start),
+        *chunk_bounds(voters, end, question_chunk_size, voters),
+    ]
+    for first, last in chunks:
+        runner.run_chunks(
+            cache,
+            torch.tensor(ids[first - start : last - start]),
+            first,
+            [(first, last)],
+            need_logits=False,
+            num_layers=log.layers.stop,
+            log=log if first >= voters else None,
+        )
     votes = torch.empty(len(log.layers), document[1] - document[0], device=device)
     for row, layer in zip(votes, log.layers, strict=True):
-        row.copy_(runner.soft_votes(cache, layer, log, (start, end), document))
+        row.copy_(runner.soft_votes(cache, layer, log, (voters, end), document))
     return votes
 
 

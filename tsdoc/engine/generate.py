@@ -141,6 +141,7 @@ class Generation:
             self.question,
             self.start,
             question_chunk_size=config.question_chunk_size,
+            asked_from=config.reread_at,
         )
         if not stretches:
             return self.start

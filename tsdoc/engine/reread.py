@@ -67,6 +67,7 @@ class Reread:
         start: int,
         *,
         question_chunk_size: int,
+        asked_from: int = 0,
     ) -> list[tuple[int, int]]:
         """Finds the stretches that a question at `start` looks at, in document order.
 
@@ -79,12 +80,13 @@ class Reread:
         if around.num_candidates <= runner.selection.top_k:
             return []
         first, last = self.neutral.document
-        expected = self.neutral.votes(runner, cache, question_chunk_size=question_chunk_size)
+        expected = self.neutral.votes(runner, cache, start, question_chunk_size=question_chunk_size)
         asked = document_votes(
-            runner, cache, question, start, (first, last), question_chunk_size=question_chunk_size
-        )
+            runner, cache, question, start, (first, last),
+            question_chunk_size=question_chunk_size, asked_from=asked_from,
+        )  # fmt: skip
         runner.load(cache, start)
-        words = repeated_words(self.ids[first:last], np.asarray(question))
+        words = repeated_words(self.ids[first:last], np.asarray(question[asked_from:]))
         found = choose_stretches(
             gain(asked, expected), torch.from_numpy(words), self.num_tokens // STRETCH
         )

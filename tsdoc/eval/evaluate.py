@@ -173,6 +173,8 @@ class _Subject:
             "theta": engine.theta,
             "question_chunk_size": engine.question_chunk_size,
             "reread_tokens": engine.reread_tokens,
+            "index": engine.index,
+            "index_candidates": engine.index_candidates,
             "selection": self.settings.selection.model_dump(),
             "document": digest_pieces(self.pieces),
         }

@@ -41,7 +41,7 @@ class IndexConfig:
 
     candidates: int = 2
     floor: float = 0.95
-    sample: int = 256
+    sample: int = 257  # a prime: with every number of layers, each has its turn
 
     def applies(self, config: Selecting, num_tokens: int) -> bool:
         """Whether a selection among `num_tokens` is worth, and able, to go through the index."""

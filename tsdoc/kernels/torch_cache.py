@@ -327,6 +327,8 @@ class TorchCache:
         ]
         if len(tasks) == 1:
             return tasks[0]()
+        for piece in self._pieces:  # not in threads: this touches the process's warning filters
+            self._rows(piece, layer)
         with self._workers.leading():
             return torch.cat(self._workers.run(tasks))
 

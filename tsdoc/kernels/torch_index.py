@@ -105,7 +105,7 @@ class _Scores:
         floor = torch.where(self.peak.isfinite(), self.peak, 0.0)
         self.scores.sub_((floor - self.offsets)[:, None])
         torch.exp2(self.scores, out=self.scores)
-        self.base = floor
+        self.base = self.peak
         return self.scores.sum(dim=(0, 1, 3))
 
     def votes(self, lse: torch.Tensor) -> torch.Tensor:

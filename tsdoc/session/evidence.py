@@ -57,7 +57,7 @@ class EvidenceFinder:
         start = self.neutral.start
         cache = engine.cache([*pieces, self.make_piece(start, len(self.neutral.ids))])
         engine.runner.load(cache, start)
-        expected = self.neutral.votes(engine.runner, cache, question_chunk_size=chunk_size)
+        expected = self.neutral.votes(engine.runner, cache, start, question_chunk_size=chunk_size)
         return find_evidence(
             looked.evidence(expected).cpu().numpy(),
             looked.attention.numpy(),

@@ -216,6 +216,8 @@ class Summarizer:
             "max_new_tokens": self._max_new_tokens(WORDS_OF_PART[self._length]),
             "theta": session.settings.engine.theta,
             "question_chunk_size": session.settings.engine.question_chunk_size,
+            "index": session.settings.engine.index,
+            "index_candidates": session.settings.engine.index_candidates,
         }
         text = json.dumps(decides, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()

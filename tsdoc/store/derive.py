@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import xxhash
 
 from tsdoc.errors import DamagedStoreError
 from tsdoc.kernels.kv import KEYS, VALUES, KVArray, LayerIndex
@@ -61,6 +62,10 @@ def _unit_table(segment: Segment, layer: int, kind: int) -> bytes:
     for page in range(segment.verified.shape[2]):
         segment.check(layer, kind, np.array([page]))
         data, first = segment.read_page(layer, kind, page)
+        if xxhash.xxh3_64_intdigest(data) != int(segment.journal.checksums[layer, kind, page]):
+            segment.verified[layer, kind, page] = False
+            segment.check(layer, kind, np.array([page]))  # names it
+            raise DamagedStoreError("changes while it is read", where=str(segment.path))
         digests = hash_units(memoryview(data), first, segment.info)
         seal = seal_page(digests, int(segment.journal.checksums[layer, kind, page]))
         parts.append(digests.tobytes() + seal.to_bytes(8, "little"))

@@ -59,7 +59,8 @@ class Segment:
         self._lock = threading.RLock()
         self._fd, self._map = _map_file(self.path, files.info.kv_bytes, writable=writable)
         self._regions = self._cut()
-        self._derived: tuple[tuple[LayerIndex, ...] | None, UnitTable | None] | None = None
+        self._index: list[tuple[LayerIndex, ...] | None] = []  # one, once it was looked for
+        self._units: list[UnitTable | None] = []
         self._units_verified: dict[tuple[int, int], npt.NDArray[np.bool_]] = {}
         self._fresh: dict[tuple[int, int, int], int] = {}  # checksums of what `write` wrote
 
@@ -119,7 +120,7 @@ class Segment:
 
     def use_derived(self) -> None:
         """Looks for index.bin and units.bin anew."""
-        self._derived = None
+        self._index, self._units = [], []
 
     def index(self) -> tuple[LayerIndex, ...] | None:
         """The key index, one per layer; None where there is none.
@@ -127,21 +128,19 @@ class Segment:
         Raises:
             DamagedStoreError: it is damaged.
         """
-        return self._find_derived()[0]
+        if not self._index:
+            self._index = [None]  # what a damaged one is as good as
+            self._index = [read_index(self.directory, self.info)]
+        return self._index[0]
 
     def units(self) -> UnitTable | None:
         """Checksums finer than pages; None where there are none."""
-        return self._find_derived()[1]
-
-    def _find_derived(self) -> tuple[tuple[LayerIndex, ...] | None, UnitTable | None]:
-        if self._derived is None:
-            self._derived = (None, None)
+        if not self._units:
             units: UnitTable | None = None
             with contextlib.suppress(OSError, DamagedStoreError):
                 units = UnitTable(self.directory, self.info, self.verified.shape[2])
-            self._derived = (None, units)
-            self._derived = (read_index(self.directory, self.info), units)
-        return self._derived
+            self._units = [units]
+        return self._units[0]
 
     def check_rows(self, layer: int, kind: int, positions: npt.NDArray[np.int64]) -> None:
         """Checks what holds `positions` (sorted, of this segment): units, else whole pages.
@@ -225,7 +224,14 @@ class Segment:
     def _sparse_fd(self) -> int:
         """A descriptor by which the kernel reads no more than it is asked for."""
         if self._sparse < 0:
-            self._sparse = open_file(self.path, os.O_RDONLY)
+            try:
+                found = open_file(self.path, os.O_RDONLY)
+            except (OSError, DamagedStoreError):  # it was moved: what is mapped is still there
+                return self._fd
+            if os.fstat(found).st_ino != os.fstat(self._fd).st_ino:
+                os.close(found)
+                return self._fd
+            self._sparse = found
             if hasattr(os, "posix_fadvise"):
                 os.posix_fadvise(self._sparse, 0, 0, os.POSIX_FADV_RANDOM)
         return self._sparse
