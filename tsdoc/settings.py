@@ -124,8 +124,9 @@ class EngineSettings(_Group):
         prefill_block: Tokens that go through the layers together: a multiple of chunk_size and of
             the KV page (256).
         question_chunk_size: Question tokens that share one selection.
-        reread_tokens: Tokens of the document, at most, that are read again before a question: those
-            that it looks at. 0 is off.
+        reread_tokens: Tokens of the document, at most, that are read again before a question:
+            those that it looks at. 0 is off; None is 512 on a GPU and 256 on a CPU, where each
+            costs time.
         theta: Selection Cache threshold (cosine); None switches the cache off.
         kv_dtype: Type of K and V in pool and store.
         compute_dtype: Type of the arithmetic; auto is float32 on a CPU and bfloat16 on a GPU.
@@ -140,7 +141,7 @@ class EngineSettings(_Group):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     prefill_block: Positive = 4096
     question_chunk_size: Positive = 512
-    reread_tokens: NonNegative = 512
+    reread_tokens: NonNegative | None = None
     theta: Annotated[float, Field(ge=-1, le=1)] | None = 0.9
     kv_dtype: Literal["bfloat16", "float32"] = "bfloat16"
     compute_dtype: Literal["auto", "float32", "bfloat16"] = "auto"

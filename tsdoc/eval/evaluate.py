@@ -36,7 +36,7 @@ from tsdoc.ingest.options import IngestOptions
 from tsdoc.ingest.sources import check_complete, read_sources
 from tsdoc.kernels.devices import Device, resolve_device
 from tsdoc.progress import Reporter
-from tsdoc.session.loading import load_model, resolve_compute_dtype
+from tsdoc.session.loading import load_model, reread_tokens, resolve_compute_dtype
 from tsdoc.session.opening import OpenedModel, open_model
 from tsdoc.settings import ParallelSettings, Settings
 
@@ -172,7 +172,7 @@ class _Subject:
             "kv_dtype": engine.kv_dtype,
             "theta": engine.theta,
             "question_chunk_size": engine.question_chunk_size,
-            "reread_tokens": engine.reread_tokens,
+            "reread_tokens": reread_tokens(engine, self.device),
             "index": engine.index,
             "index_candidates": engine.index_candidates,
             "selection": self.settings.selection.model_dump(),

@@ -24,7 +24,7 @@ from tsdoc.session.calibration import Calibration, num_cpus
 from tsdoc.session.engines import Engines
 from tsdoc.session.indexing import prepare_index
 from tsdoc.session.limits import check_length
-from tsdoc.session.loading import kv_shape, resolve_compute_dtype, uses_index
+from tsdoc.session.loading import kv_shape, reread_tokens, resolve_compute_dtype, uses_index
 from tsdoc.session.prefill import Prefill, PromptKV
 from tsdoc.session.results import Answer, Estimate, Prepared
 from tsdoc.session.tail import Tail
@@ -295,7 +295,7 @@ class Session:
     def _make_reread(self) -> Reread | None:
         from tsdoc.engine.reread import make_reread
 
-        num_tokens = self.settings.engine.reread_tokens
+        num_tokens = reread_tokens(self.settings.engine, self._device)
         return make_reread(self.template, self.prompt.ids, self._make_neutral(), num_tokens)
 
     def _question_ids(self, question: str, tail: Tail) -> list[int]:

@@ -11,7 +11,7 @@ from tsdoc.eval.policies.interface import Followed, ModelContext, Reply
 from tsdoc.kernels.kv import KVPiece
 from tsdoc.kernels.shared_kv import make_piece
 from tsdoc.prompt.tokenizer import Ids
-from tsdoc.session.loading import index_config
+from tsdoc.session.loading import index_config, reread_tokens
 from tsdoc.settings import Settings
 
 if TYPE_CHECKING:
@@ -75,7 +75,8 @@ class TokenSelect:
         )
         torch.zeros(1, device=self._context.backend.device).item()  # waits for the device
         self._engine.index_piece(self.piece)
-        template, num_tokens = self._context.template, self._settings.engine.reread_tokens
+        template = self._context.template
+        num_tokens = reread_tokens(self._settings.engine, self._context.backend.device.type)
         neutral = make_neutral(template, (template.head_ids.size, len(ids)), len(ids))
         self._reread = make_reread(template, ids, neutral, num_tokens)
 
