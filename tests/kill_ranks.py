@@ -3,10 +3,10 @@
     python -m tests.kill_ranks --model DIRECTORY
 
 DIRECTORY is a converted model, `tiny` say. Every rank is killed while ranks start, in the prefill,
-in an answer whose document is kept, and the leader is interrupted as by Ctrl-C. Each time: all
-processes end within 10 s, the exit code is not 0, one line says why (none can, of a leader that was
-killed), and a run with another number of ranks goes on from what was committed and says what an
-undisturbed run says.
+in an answer whose document is kept, and the leader is interrupted as by Ctrl-C; `--random N` does
+so N times to any rank at any moment. Each time: all processes end within 10 s, the exit code is
+not 0, one line says why (none can, of a leader that was killed), and a run with another number of
+ranks goes on from what was committed and says what an undisturbed run says.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -107,6 +108,13 @@ def kill(trial: Trial, stage: str, rank: int, how: signal.Signals, num_ranks: in
         shutil.rmtree(trial.home / "store", ignore_errors=True)
     process = trial.start(num_ranks, 400 if stage == "answer" else 8)
     wait_for(trial, process, stage, num_ranks)
+    end(process, stage, rank, how, num_ranks)
+
+
+def end(
+    process: subprocess.Popen[str], when: str, rank: int, how: signal.Signals, num_ranks: int
+) -> None:
+    """Ends a rank of a run, and looks at how the others end."""
     others = children(process.pid)
     os.kill(process.pid if rank == 0 else others[rank - 1], how)
     begun = time.monotonic()
@@ -114,15 +122,32 @@ def kill(trial: Trial, stage: str, rank: int, how: signal.Signals, num_ranks: in
     while any(state(pid)[0] not in "XZ" for pid in others):
         time.sleep(0.01)
     seconds = time.monotonic() - begun
-    assert seconds < LIMIT_S, seconds
+    assert seconds < LIMIT_S, (seconds, err)
     expected = {0: -how if how == signal.SIGKILL else 130}.get(rank, 6)
     assert process.returncode == expected, (process.returncode, err)
     lines = [line for line in err.splitlines() if line.startswith("tsdoc:")]
+    assert len(lines) == (0 if rank == 0 and how == signal.SIGKILL else 1), err
     if rank:
-        assert len(lines) == 1, err
         assert f"rank {rank} of {num_ranks} ended (signal 9)" in lines[0], err
         assert json.loads(out)["error"]["code"] == "rank"
-    say(f"{stage}, rank {rank}, {how.name}: ended after {seconds:.2f} s, exit {process.returncode}")
+    say(f"{when}, rank {rank}, {how.name}: ended after {seconds:.2f} s, exit {process.returncode}")
+
+
+def kill_at_any_moment(trial: Trial, chance: random.Random, num_ranks: int, whole_s: float) -> bool:
+    """One run from nothing and one death; False when the run was over before it."""
+    shutil.rmtree(trial.home / "store", ignore_errors=True)
+    process = trial.start(num_ranks)
+    while process.poll() is None and len(children(process.pid)) < num_ranks - 1:
+        time.sleep(0.01)
+    seconds = chance.uniform(0, whole_s)
+    time.sleep(seconds)
+    rank = chance.randrange(num_ranks)
+    how = signal.SIGKILL if rank or chance.random() < 0.5 else signal.SIGINT
+    if process.poll() is not None or len(children(process.pid)) < num_ranks - 1:
+        assert process.communicate() and process.returncode == 0
+        return False
+    end(process, f"after {seconds:.1f} s", rank, how, num_ranks)
+    return True
 
 
 def main() -> None:
@@ -130,13 +155,17 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--ranks", type=int, default=3)
     parser.add_argument("--stages", default=",".join(STAGES))
+    parser.add_argument("--random", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
+    # Shells start background jobs deaf to Ctrl-C, and the processes started here inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="tsdoc-ranks-") as name:
         trial = Trial(work=Path(name), model=arguments.model)
         lines = [f"Shelf {i} of the archive holds {i * 37 % 1000} boxes." for i in range(NUM_LINES)]
         (trial.work / "facts.txt").write_text("\n".join(lines), encoding="utf-8")
         whole = trial.finish(1)
-        for stage in arguments.stages.split(","):
+        for stage in filter(None, arguments.stages.split(",")):
             deaths = [(rank, signal.SIGKILL) for rank in range(arguments.ranks)]
             for rank, how in [*deaths, (0, signal.SIGINT)]:
                 kill(trial, stage, rank, how, arguments.ranks)
@@ -144,6 +173,24 @@ def main() -> None:
                 assert again["answers"][0]["text"] == whole["answers"][0]["text"]
                 assert stage == "start" or again["reused_tokens"] >= 512
                 say(f"  goes on from {again['reused_tokens']} tokens")
+        if arguments.random:
+            any_moment(trial, arguments.random, arguments.seed, arguments.ranks, whole)
+
+
+def any_moment(trial: Trial, count: int, seed: int, num_ranks: int, whole: dict[str, Any]) -> None:
+    """Kills `count` runs, each at a moment that `seed` decides."""
+    chance = random.Random(seed)
+    shutil.rmtree(trial.home / "store", ignore_errors=True)
+    begun = time.monotonic()
+    trial.finish(num_ranks)
+    whole_s = time.monotonic() - begun
+    for _ in range(count):
+        if not kill_at_any_moment(trial, chance, num_ranks, whole_s):
+            say("over before it")
+            continue
+        again = trial.finish(chance.choice((1, 2)))
+        assert again["answers"][0]["text"] == whole["answers"][0]["text"]
+        say(f"  goes on from {again['reused_tokens']} tokens")
 
 
 def say(text: str) -> None:

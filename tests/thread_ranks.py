@@ -14,11 +14,25 @@ WAIT_S = 60.0
 
 
 class Room:
-    """What the threads of one group share."""
+    """What the threads of one group share.
 
-    def __init__(self, size: int) -> None:
-        self.barrier = threading.Barrier(size, timeout=WAIT_S)
+    Args:
+        size: How many threads there are.
+        turn: Held by the one thread of all groups that computes: Triton's interpreter knows one.
+    """
+
+    def __init__(self, size: int, turn: threading.Lock) -> None:
         self.slots: list[torch.Tensor | None] = [None] * size
+        self.barrier = threading.Barrier(size, timeout=WAIT_S)
+        self._turn = turn
+
+    def meet(self) -> None:
+        """Returns once all threads have come here."""
+        self._turn.release()
+        try:
+            self.barrier.wait()
+        finally:
+            self._turn.acquire()
 
 
 class ThreadRanks:
@@ -31,9 +45,9 @@ class ThreadRanks:
 
     def gather(self, x: torch.Tensor) -> torch.Tensor:
         self._room.slots[self.rank] = x.clone()
-        self._room.barrier.wait()
+        self._room.meet()
         out = torch.stack([slot for slot in self._room.slots if slot is not None])
-        self._room.barrier.wait()
+        self._room.meet()
         return out
 
     def start_sum(self, x: torch.Tensor) -> Callable[[], torch.Tensor]:
@@ -42,6 +56,9 @@ class ThreadRanks:
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         return self.start_sum(x)()
+
+    def sum_share(self, x: torch.Tensor) -> torch.Tensor:
+        return self.gather(x).sum(dim=0).chunk(self.size)[self.rank]
 
     def sum_at_first(self, x: torch.Tensor) -> None:
         total = self.gather(x).sum(dim=0)
@@ -54,14 +71,16 @@ class ThreadRanks:
         x.copy_(self.gather(x)[0])
 
     def wait(self) -> None:
-        self._room.barrier.wait()
+        self._room.meet()
 
 
 def run_ranks(tensor: int, sequence: int, work: Callable[[Mesh], Any]) -> list[Any]:
     """Runs `work` once per rank, all at the same time, and returns what each one returned."""
     size = tensor * sequence
-    world = Room(size)
-    rows, columns = [Room(tensor) for _ in range(sequence)], [Room(sequence) for _ in range(tensor)]
+    turn = threading.Lock()
+    world = Room(size, turn)
+    rows = [Room(tensor, turn) for _ in range(sequence)]
+    columns = [Room(sequence, turn) for _ in range(tensor)]
     results: list[Any] = [None] * size
     errors: list[BaseException] = []
 
@@ -76,7 +95,8 @@ def run_ranks(tensor: int, sequence: int, work: Callable[[Mesh], Any]) -> list[A
             sequence=group(columns[column], row),
         )
         try:
-            results[rank] = work(mesh)
+            with turn:
+                results[rank] = work(mesh)
         except BaseException as error:  # noqa: BLE001 - raised again in the test's own thread
             errors.append(error)
             for room in [world, *rows, *columns]:

@@ -27,6 +27,9 @@ def main() -> None:
     except SystemExit as done:
         if done.code == INTERRUPTED:
             _leave()
+        if "tsdoc.parallel.leader" in sys.modules and isinstance(done.code, int):
+            # What connects ranks on GPUs waits for graphs and peers when it is taken down.
+            _leave(done.code)
         raise
 
 
@@ -38,8 +41,8 @@ def _stop(*signal: object) -> None:
     _leave()
 
 
-def _leave() -> None:
-    """Ends the process with 130, at once.
+def _leave(code: int = INTERRUPTED) -> None:
+    """Ends the process with `code`, at once.
 
     The interpreter's own way out was seen to end it by SIGINT now and then, when the interrupt had
     come while modules were imported.
@@ -49,7 +52,7 @@ def _leave() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, AttributeError, RuntimeError):
             stream.flush()
-    os._exit(INTERRUPTED)
+    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -205,11 +205,19 @@ class Runner:
             hidden = decoder.finish_layer(layer, hidden, window.attend(q, position))
         return decoder.logits(hidden).squeeze(0)
 
-    @torch.inference_mode()
     def run_device_step(
         self, decode: DeviceDecode, token: int, *, log: QueryLog | None = None
     ) -> torch.Tensor:
         """`run_step` where the device decides what is selected; logits [vocab_size]."""
+        together = self.team.followers.together(
+            "run_device_step", decode=decode, token=token, log=log
+        )
+        with together, torch.inference_mode():
+            return self._run_device_step(decode, token, log)
+
+    def _run_device_step(
+        self, decode: DeviceDecode, token: int, log: QueryLog | None
+    ) -> torch.Tensor:
         decoder = self.decoder
 
         def step(ids: torch.Tensor) -> torch.Tensor:

@@ -19,6 +19,7 @@ from tsdoc.kernels.triton.gemv import multiply_row
 from tsdoc.models.config import ModelConfig
 
 MLP_ROWS = 16_384  # rows of the wide intermediate held at a time
+SHARD_ROWS = 4096  # rows whose sums over ranks go on beside the next ones' products
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,9 +126,11 @@ class FusedDecoder:
             )
             hidden += split.sum(multiply_row(gated, w.down, w.down_bias))
             return hidden
-        hidden += split.sum(F.linear(attention.flatten(1), w.o, w.o_bias))
+        parts = torch.split(attention.flatten(1), SHARD_ROWS)
+        sums = [split.start_sum(F.linear(part, w.o, w.o_bias)) for part in parts]
         with split.adding() as add:
-            for rows in torch.split(hidden, MLP_ROWS):
+            for rows, finish in zip(torch.split(hidden, SHARD_ROWS), sums, strict=True):
+                rows += finish()
                 x = rms_norm(rows, w.post_norm, eps)
                 gated = silu_mul(F.linear(x, w.gate_up, w.gate_up_bias))
                 add(rows, F.linear(gated, w.down, w.down_bias))

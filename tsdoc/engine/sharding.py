@@ -7,7 +7,7 @@ rows stays a view of the mapped file; of what is cut by columns, the columns alo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -41,14 +41,23 @@ class ModelShard:
         return _ShardedWeights(self, weights)
 
 
-def shard_model(config: ModelConfig, ranks: Ranks) -> ModelShard:
+def shard_model(
+    config: ModelConfig,
+    ranks: Ranks,
+    cut: Callable[[int, int, int, int], HeadShard] = shard_heads,
+) -> ModelShard:
     """Cuts a model for the tensor axis `ranks`.
 
+    Args:
+        config: Shape of the model.
+        ranks: Those that share it.
+        cut: How the heads are split: `shard_heads` or `shard_groups`.
+
     Raises:
-        UsageError: there are more ranks than query heads.
+        UsageError: there are more ranks than query heads, or they cannot be split so.
     """
     try:
-        heads = shard_heads(config.num_qo_heads, config.num_kv_heads, ranks.rank, ranks.size)
+        heads = cut(config.num_qo_heads, config.num_kv_heads, ranks.rank, ranks.size)
     except ValueError as error:
         raise UsageError(f"{error}", hint="Lower --parallel.") from error
     own = replace(

@@ -48,6 +48,10 @@ class TensorSplit:
         """The whole of a product of which each rank has computed a part, in place."""
         return self.ranks.sum(product)
 
+    def start_sum(self, product: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Begins what `sum` does; the result is called for its end, and returns the sum."""
+        return self.ranks.start_sum(product)
+
     @contextmanager
     def adding(self) -> Iterator[Add]:
         """Gives what adds a product, summed over all ranks, to rows of hidden states.
@@ -61,7 +65,7 @@ class TensorSplit:
             rows += wait()
 
         def add(rows: torch.Tensor, product: torch.Tensor) -> None:
-            wait = self.ranks.start_sum(product)
+            wait = self.start_sum(product)
             if pending:
                 finish()
             pending.append((rows, wait))

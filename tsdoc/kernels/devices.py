@@ -64,6 +64,13 @@ def own_gpu() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
+def finish_work() -> None:
+    """Returns once this process's GPU has done all that it was given."""
+    import torch
+
+    torch.cuda.synchronize()
+
+
 def _what_is_missing() -> str | None:
     # torch takes seconds to import, so the driver is looked for first.
     if sys.platform == "linux" and not any(Path(path).exists() for path in DRIVERS):

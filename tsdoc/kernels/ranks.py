@@ -6,6 +6,7 @@ on CPUs and NCCL on GPUs. Every rank of a group makes the same calls in the same
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -14,7 +15,13 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import FileStore, PrefixStore, Store
+from torch._C._distributed_c10d import (
+    AllgatherOptions,
+    FileStore,
+    PrefixStore,
+    ReduceScatterOptions,
+    Store,
+)
 
 from tsdoc.errors import RankError
 
@@ -42,6 +49,9 @@ class Ranks(Protocol):
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         """Adds up `x` over all ranks, in place, and returns it: the same bits on every rank."""
 
+    def sum_share(self, x: torch.Tensor) -> torch.Tensor:
+        """Adds up `x` [size · n, …] over all ranks; returns the n rows of the sum of this rank."""
+
     def sum_at_first(self, x: torch.Tensor) -> None:
         """Adds up `x` over all ranks, in place on rank 0; elsewhere it is left in any state."""
 
@@ -67,6 +77,10 @@ class SoloRanks:
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         """See `Ranks.sum`."""
+        return x
+
+    def sum_share(self, x: torch.Tensor) -> torch.Tensor:
+        """See `Ranks.sum_share`."""
         return x
 
     def sum_at_first(self, x: torch.Tensor) -> None:
@@ -101,8 +115,15 @@ class TorchRanks:
 
     def start_sum(self, x: torch.Tensor) -> Callable[[], torch.Tensor]:
         """See `Ranks.start_sum`; on a CPU, small types are added up in float32."""
+        return self._begin_sum(x, dist.AllreduceOptions())
+
+    def sum(self, x: torch.Tensor) -> torch.Tensor:
+        """See `Ranks.sum`."""
+        return self._begin_sum(x, _in_line(dist.AllreduceOptions()))()
+
+    def _begin_sum(self, x: torch.Tensor, options: Any) -> Callable[[], torch.Tensor]:
         wide = x.float() if x.itemsize == 2 and not x.is_cuda else x.contiguous()
-        wait = self._start(lambda: self._group.allreduce([wide]))
+        wait = self._start(lambda: self._group.allreduce([wide], options))
 
         def finish() -> torch.Tensor:
             wait()
@@ -110,9 +131,12 @@ class TorchRanks:
 
         return finish
 
-    def sum(self, x: torch.Tensor) -> torch.Tensor:
-        """See `Ranks.sum`."""
-        return self.start_sum(x)()
+    def sum_share(self, x: torch.Tensor) -> torch.Tensor:
+        """See `Ranks.sum_share`."""
+        out = x.new_empty(x.shape[0] // self.size, *x.shape[1:])
+        options = _in_line(ReduceScatterOptions())
+        self._start(lambda: self._group._reduce_scatter_base(out, x.contiguous(), options))()
+        return out
 
     def sum_at_first(self, x: torch.Tensor) -> None:
         """See `Ranks.sum_at_first`."""
@@ -127,7 +151,10 @@ class TorchRanks:
     def gather(self, x: torch.Tensor) -> torch.Tensor:
         """See `Ranks.gather`."""
         out = x.new_empty(self.size, *x.shape)
-        self._start(lambda: self._group.allgather([list(out)], [x.contiguous()]))()
+        options = _in_line(AllgatherOptions())
+        flat = out.view(-1)
+        own = x.contiguous().view(-1)
+        self._start(lambda: self._group._allgather_base(flat, own, options))()
         return out
 
     def wait(self) -> None:
@@ -138,9 +165,13 @@ class TorchRanks:
         self._start(lambda: self._group.barrier(options))()
 
     def abort(self) -> None:
-        """Ends what waits for a rank on a GPU; gloo notices by itself that one has ended."""
+        """Ends what waits for a rank on a GPU; gloo notices by itself that one has ended.
+
+        What was begun ends at once. The rest is left to a thread of its own: it waits for graphs
+        that hold collectives, and those for whoever waits here.
+        """
         if self._on_gpu:
-            self._group.abort()
+            threading.Thread(target=self._group.abort, name="tsdoc-abort", daemon=True).start()
 
     def replace(self, other: TorchRanks) -> None:
         """Goes on in the process group of `other`, of the same rank and size."""
@@ -154,11 +185,18 @@ class TorchRanks:
 
         def wait() -> None:
             try:
-                work.wait()
+                if work is not None:  # what runs in line may have nothing to wait for
+                    work.wait()
             except RuntimeError as error:
                 raise lost(error) from error
 
         return wait
+
+
+def _in_line(options: Any) -> Any:
+    """Options of what is waited for at once: on a GPU, it goes on the stream that it is part of."""
+    options.asyncOp = False
+    return options
 
 
 def lost(error: RuntimeError) -> RankError:
@@ -182,7 +220,7 @@ class Mesh:
 
     def abort(self) -> None:
         """A rank has ended: nobody waits for it any more."""
-        for ranks in (self.world, self.tensor, self.sequence):
+        for ranks in {self.world, self.tensor, self.sequence}:
             if isinstance(ranks, TorchRanks):
                 ranks.abort()
 

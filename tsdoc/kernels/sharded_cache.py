@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from tsdoc.kernels.election import JointElection
 from tsdoc.kernels.index_use import IndexWatch
-from tsdoc.kernels.interface import DeviceCache, Pending, Ranges, Window
+from tsdoc.kernels.interface import DeviceCache, DeviceDecode, Pending, Ranges, Window
 from tsdoc.kernels.kv import KVPiece
 from tsdoc.kernels.ranks import Mesh
 from tsdoc.kernels.rope import RopeTable
@@ -178,5 +178,56 @@ class ShardedCache:
 
     def start_decode(
         self, position: int, *, theta: float | None, max_hits: int, allowed: Ranges | None
+    ) -> ShardedDecode | None:
+        """See `DeviceCache.start_decode`: the device decides where that of all ranks does."""
+        inner = self._inner.start_decode(position, theta=theta, max_hits=max_hits, allowed=allowed)
+        if inner is None:
+            return None
+        begun = {"position": position, "theta": theta, "max_hits": max_hits, "allowed": allowed}
+        return ShardedDecode(inner, self, begun, self._shard)
+
+
+class ShardedDecode:
+    """See `DeviceDecode`: this rank's heads.
+
+    Args:
+        inner: Decides together with the other ranks.
+        cache: Whose answer this is.
+        begun: How `start_decode` was called, for ranks that repeat it.
+        shard: This rank's heads.
+    """
+
+    def __init__(
+        self,
+        inner: DeviceDecode,
+        cache: ShardedCache,
+        begun: Mapping[str, object],
+        shard: HeadShard,
     ) -> None:
-        """See `DeviceCache.start_decode`: the host decides."""
+        self._inner = inner
+        self._shard = shard
+        self.cache = cache
+        self.begun = begun
+
+    @property
+    def position(self) -> torch.Tensor:
+        """See `DeviceDecode.position`."""
+        return self._inner.position
+
+    @property
+    def num_lookups(self) -> int:
+        """See `DeviceDecode.num_lookups`."""
+        return self._inner.num_lookups
+
+    @property
+    def num_hits(self) -> int:
+        """See `DeviceDecode.num_hits`."""
+        return self._inner.num_hits
+
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """See `DeviceDecode.attend`."""
+        return self._shard.real(self._inner.attend(layer, self._shard.pad(q), k, v), 1)
+
+    def run(self, step: Callable[[torch.Tensor], torch.Tensor], token: int) -> torch.Tensor:
+        """See `DeviceDecode.run`."""
+        return self._inner.run(step, token)

@@ -23,7 +23,7 @@ class ShardedTritonBackend:
 
     Args:
         inner: This rank's device, whose votes are added up over all ranks.
-        shard: This rank's heads, in whole groups.
+        shard: This rank's heads, none of which has to be padded (`shard_groups`).
         mesh: All ranks.
     """
 

@@ -110,6 +110,32 @@ def shard_heads(num_qo_heads: int, num_kv_heads: int, rank: int, size: int) -> H
     )
 
 
+def shard_groups(num_qo_heads: int, num_kv_heads: int, rank: int, size: int) -> HeadShard:
+    """Splits query heads into `size` ranges, none of which has to be padded.
+
+    A rank has whole groups, or, where there are more ranks than KV heads, a part of one group.
+
+    Raises:
+        ValueError: there are more ranks than KV heads and no multiple of them, or more than heads.
+    """
+    group = num_qo_heads // num_kv_heads
+    each = size // num_kv_heads
+    if size <= num_kv_heads:
+        first, last = (group * kv for kv in spread(num_kv_heads, rank, size))
+    elif size % num_kv_heads or each > group:
+        raise ValueError(f"{num_kv_heads} KV heads cannot be split evenly over {size} ranks")
+    else:
+        kv, part = divmod(rank, each)
+        first, last = (group * kv + head for head in spread(group, part, each))
+    return HeadShard(
+        first=first,
+        last=last,
+        group=group,
+        num_qo_heads=num_qo_heads,
+        replicates=size > num_kv_heads,
+    )
+
+
 def spread(count: int, rank: int, size: int) -> tuple[int, int]:
     """Rank's share [first, last) of `count` things; the first ranks have one more where needed."""
     each, more = divmod(count, size)

@@ -139,6 +139,7 @@ class TritonCache:
             theta=theta,
             max_hits=max_hits,
             is_restricted=allowed is not None,
+            ranks=parts.ranks,
             index=index,
         )
         return parts.decodes.start(setup, position, self._planner.prefix(allowed))

@@ -14,11 +14,19 @@ import torch
 
 from tsdoc.kernels.index_use import IndexConfig
 from tsdoc.kernels.page_pool import PagePool
+from tsdoc.kernels.ranks import Ranks
 from tsdoc.kernels.rope import RopeTable
 from tsdoc.kernels.selection import SelectionConfig
 from tsdoc.kernels.triton.decode_attention import attend_window
 from tsdoc.kernels.triton.decode_scores import decode_votes
-from tsdoc.kernels.triton.decode_step import LENGTH, LOOKUPS, STATE_SIZE, TOTAL_HITS, begin_step
+from tsdoc.kernels.triton.decode_step import (
+    LENGTH,
+    LOOKUPS,
+    STATE_SIZE,
+    TOTAL_HITS,
+    begin_step,
+    compare_query,
+)
 from tsdoc.kernels.triton.gather import gather_rotated
 from tsdoc.kernels.triton.index_rescore import select_candidates
 from tsdoc.kernels.triton.index_scan import index_votes
@@ -38,6 +46,7 @@ class DecodeSetup:
         tile: See `TopSpace`.
         is_restricted: Whether only some positions may be selected.
         index: Finds candidates instead of reading all keys, and how many; None selects exactly.
+        ranks: Those that have the model's other heads; they never use an index.
     """
 
     pool: PagePool
@@ -51,6 +60,7 @@ class DecodeSetup:
     tile: int
     is_restricted: bool
     index: tuple[DeviceIndex, IndexConfig] | None
+    ranks: Ranks
 
     def equals(self, other: DecodeSetup) -> bool:
         """Whether the same launches do for both."""
@@ -119,6 +129,10 @@ class DecodeSteps:
         if remembered is None:
             remembered = torch.zeros(heads, head_dim, device=self._device)
             self._remembered[layer] = remembered
+        likeness = None
+        if setup.ranks.size > 1:
+            own = compare_query(q[0], remembered, setup.rope, config.n_local)
+            likeness = setup.ranks.gather(own)
         soft = config.function == "head_soft_vote"
         query = torch.empty(heads, head_dim, dtype=setup.compute_dtype, device=self._device)
         begin_step(
@@ -138,6 +152,7 @@ class DecodeSteps:
             ends=self._ends,
             skip=self._skip,
             allowed=self._allowed,
+            likeness=likeness,
             rope=setup.rope,
             scale=head_dim**-0.5 * (LOG2_E if soft else 1.0),
             theta=setup.theta,
@@ -183,9 +198,14 @@ class DecodeSteps:
             self._tickets, length=pool.capacity, per_kv_head=config.sets == "per_kv_head",
             soft=config.function == "head_soft_vote", allowed=self._allowed, num_sms=setup.num_sms,
         )  # fmt: skip
+        is_joint = setup.ranks.size > 1 and config.sets == "one"
+        if is_joint:
+            # On a hit too: a step is the same launches whatever happens. Every rank gets the same
+            # sum, and so the same positions.
+            setup.ranks.sum(votes)
         return select_top(
             votes, self._meta, top_k=config.top_k, smoothing=config.smoothing, space=self._space,
-            skip=self._skip,
+            is_reduced=not is_joint, skip=self._skip,
         )  # fmt: skip
 
     def _extend_index(self) -> None:
@@ -205,7 +225,9 @@ class DecodeSteps:
             return self._advance(step)
         if self._graph is None:
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            # NCCL looks at its events from a thread of its own, whatever this one captures.
+            mode = "global" if self.setup.ranks.size == 1 else "thread_local"
+            with torch.cuda.graph(graph, capture_error_mode=mode):
                 logits = self._advance(step)
             self._graph = (graph, logits)
         graph, logits = self._graph
@@ -296,6 +318,7 @@ def make_setup(
     theta: float | None,
     max_hits: int,
     is_restricted: bool,
+    ranks: Ranks,
     index: tuple[DeviceIndex, IndexConfig] | None = None,
 ) -> DecodeSetup:
     """What steps from `position` on depend on."""
@@ -315,4 +338,5 @@ def make_setup(
         ),
         is_restricted=is_restricted,
         index=index,
+        ranks=ranks,
     )

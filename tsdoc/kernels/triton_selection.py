@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
 from tsdoc.kernels.host_pool import PAGE_SIZE
+from tsdoc.kernels.ranks import Ranks
 from tsdoc.kernels.selection import SelectionConfig, top_indices, votes
 from tsdoc.kernels.triton.scores import block_votes
 from tsdoc.kernels.triton.store import slots_of
@@ -103,12 +105,25 @@ def _vote(
         allowed=plan.allowed,
         num_sms=parts.num_sms,
     )
-    if config.sets == "one":
-        parts.ranks.sum(ballots)  # each rank's heads, before the top-k
-    chosen = select_top(ballots, meta, top_k=config.top_k, smoothing=config.smoothing)
-    if config.sets == "one":
-        parts.ranks.from_first(chosen)  # the same indices everywhere, whatever sums round to
-    return chosen
+    if config.sets == "one" and parts.ranks.size > 1:
+        return _settle_together(parts.ranks, config, ballots, meta)
+    return select_top(ballots, meta, top_k=config.top_k, smoothing=config.smoothing)
+
+
+def _settle_together(
+    ranks: Ranks, config: SelectionConfig, ballots: torch.Tensor, meta: torch.Tensor
+) -> torch.Tensor:
+    """Positions [chunks, 1, top_k] from the votes [1, chunks, length] of each rank's heads.
+
+    Votes are added up before the top-k, each rank takes that of some chunks, and all get the same
+    positions. Chunks that cannot be shared out evenly are settled by every rank, from the same sum.
+    """
+    num_chunks = ballots.shape[1]
+    settle = partial(select_top, top_k=config.top_k, smoothing=config.smoothing)
+    if num_chunks % ranks.size:
+        return settle(ranks.sum(ballots), meta)
+    own = meta.chunk(ranks.size)[ranks.rank]
+    return ranks.gather(settle(ranks.sum_share(ballots[0]).unsqueeze(0), own)).flatten(0, 1)
 
 
 def _head_vote(

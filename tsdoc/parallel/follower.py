@@ -12,7 +12,7 @@ from tsdoc.engine.forward import Runner
 from tsdoc.engine.query_log import QueryLog
 from tsdoc.engine.selection_cache import SelectionCache
 from tsdoc.engine.team import Team
-from tsdoc.kernels.interface import DeviceCache
+from tsdoc.kernels.interface import DeviceCache, DeviceDecode
 from tsdoc.kernels.kv import DevicePiece, KVFile, KVPiece
 from tsdoc.kernels.ranks import Mesh
 from tsdoc.kernels.rope import RopeTable, make_rope_table
@@ -26,6 +26,14 @@ class _Cache:
     """A cache and the runner it was made with."""
 
     cache: DeviceCache
+    runner: Runner
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Decode:
+    """An answer's steps on the device, and the runner that takes them."""
+
+    decode: DeviceDecode
     runner: Runner
 
 
@@ -44,6 +52,7 @@ class Follower:
         self._ropes: dict[int, RopeTable] = {}
         self._makers: dict[str, Callable[..., object]] = {
             "cache": self._make_cache,
+            "decode": self._make_decode,
             "log": self._make_log,
             "reuse": lambda theta: SelectionCache(theta, mesh),
         }
@@ -54,11 +63,15 @@ class Follower:
         if operation == "make":
             maker = self._makers[message.pop("kind")]
             number = message.pop("number")
-            self._objects[number] = maker(**message)
+            self._objects[number] = maker(**self._decoded(message))
             return
         for number in message.pop("drop"):
             self._objects.pop(number, None)
-        arguments: dict[str, Any] = {name: self._decode(value) for name, value in message.items()}
+        arguments = self._decoded(message)
+        if operation == "run_device_step":
+            step: _Decode = arguments.pop("decode")
+            step.runner.run_device_step(step.decode, **arguments)
+            return
         holder: _Cache = arguments.pop("cache")
         cache, runner = holder.cache, holder.runner
         if operation == "run_chunks":
@@ -77,8 +90,12 @@ class Follower:
         else:
             raise ValueError(f"unknown operation {operation!r}")
 
+    def _decoded(self, message: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of a message, with objects for what stands for them."""
+        return {name: self._decode(value) for name, value in message.items()}
+
     def _decode(self, value: object) -> object:
-        if isinstance(value, dict):
+        if isinstance(value, dict) and value.keys() == {"object"}:
             return self._objects[value["object"]]
         return value
 
@@ -101,6 +118,12 @@ class Follower:
         made = [_make_piece(piece) for piece in pieces]
         cache = self._shard.backend.cache(made, runner.rope, runner.selection)
         return _Cache(cache=cache, runner=runner)
+
+    def _make_decode(self, *, cache: _Cache, **begun: Any) -> _Decode:
+        decode = cache.cache.start_decode(**begun)
+        if decode is None:
+            raise ValueError("this device leaves decode steps to the host")
+        return _Decode(decode=decode, runner=cache.runner)
 
     def _make_log(self, *, start: int, question_end: int, num_tokens: int) -> QueryLog:
         return QueryLog(

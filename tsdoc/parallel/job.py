@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tsdoc.errors import UsageError
-from tsdoc.kernels.devices import count_gpus
+from tsdoc.kernels.devices import count_gpus, own_gpu
 from tsdoc.models.config import ModelConfig, read_config
 from tsdoc.models.weights import open_weights
 from tsdoc.settings import ParallelSettings, SelectionSettings
@@ -90,12 +90,14 @@ def make_shard(
     import torch
 
     from tsdoc.engine.sharding import shard_model
+    from tsdoc.kernels.shards import shard_groups
 
     torch.set_num_threads(job.threads)
-    shard = shard_model(config, mesh.tensor)
     dtype = torch.float32 if job.compute_dtype == "float32" else torch.bfloat16
     if job.device == "cuda":
-        return _make_on_cuda(job, mesh, shard, weights, dtype)
+        shard = shard_model(config, mesh.tensor, shard_groups)
+        return make_on_device(job, mesh, shard, weights, dtype, own_gpu())
+    shard = shard_model(config, mesh.tensor)
     from tsdoc.engine.decoder import Decoder
     from tsdoc.kernels.sharded_cache import ShardedBackend
     from tsdoc.kernels.workers import Workers
@@ -106,15 +108,25 @@ def make_shard(
     return Shard(config=config, decoder=decoder, backend=backend)
 
 
-def _make_on_cuda(
+def make_on_device(
     job: Job,
     mesh: Mesh,
     shard: ModelShard,
     weights: Mapping[str, torch.Tensor],
     dtype: torch.dtype,
+    device: torch.device,
 ) -> Shard:
+    """Cuts this rank's part for Triton's kernels.
+
+    Args:
+        job: Types and memory.
+        mesh: All ranks.
+        shard: This rank's heads, as `shard_groups` splits them.
+        weights: Of the whole model, read tensor by tensor.
+        dtype: Type of weights and arithmetic.
+        device: This rank's GPU; the CPU where kernels run in Triton's interpreter.
+    """
     from tsdoc.engine.fused_decoder import FusedDecoder
-    from tsdoc.kernels.devices import own_gpu
     from tsdoc.kernels.sharded_triton import ShardedTritonBackend
     from tsdoc.kernels.triton_backend import TritonBackend
 
@@ -122,7 +134,7 @@ def _make_on_cuda(
         shard.config,
         kv_dtype=job.kv_dtype,
         compute_dtype=dtype,
-        device=own_gpu(),
+        device=device,
         memory_bytes=job.device_memory,
         ranks=mesh.tensor,
     )
@@ -155,26 +167,31 @@ def check_parallel(
 def _check_cuda(
     parallel: ParallelSettings, config: ModelConfig, selection: SelectionSettings
 ) -> None:
-    """On GPUs every rank has whole groups of heads, and one index set serves all."""
+    """On GPUs the heads are shared out, whole groups of them or equal parts of one."""
+    from tsdoc.kernels.shards import shard_groups
+
     if parallel.sequence > 1:
         raise UsageError(
             "parallel.sequence is supported on the CPU alone",
-            hint="Use --parallel, or --device cpu.",
+            hint="Use --parallel, which spreads K and V over the GPUs too, or --device cpu.",
         )
-    if config.num_kv_heads % parallel.tensor:
+    try:
+        shard = shard_groups(config.num_qo_heads, config.num_kv_heads, 0, parallel.tensor)
+    except ValueError as error:
         raise UsageError(
-            f"{config.num_kv_heads} KV heads cannot be split evenly over {parallel.tensor} GPUs",
+            str(error).replace("ranks", "GPUs"),
             hint="Choose another --parallel, or --device cpu.",
-        )
+        ) from error
     if selection.function == "head_vote":
         raise UsageError("head_vote runs on one GPU, or with --device cpu")
+    if selection.sets == "per_kv_head" and shard.replicates:
+        raise UsageError(
+            "a selection per KV head needs all query heads of one on the same GPU",
+            hint=f"Use --parallel {config.num_kv_heads} at most, or --device cpu.",
+        )
     found = count_gpus()
     if found < parallel.size:
         raise UsageError(
             f"--parallel {parallel.size} needs as many GPUs, and there are {found}",
             hint="Lower --parallel, or add --device cpu.",
         )
-    raise UsageError(
-        "several GPUs are not supported yet: what is there for them was never run on any",
-        hint="Use one GPU, or add --device cpu.",
-    )

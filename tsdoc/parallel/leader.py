@@ -16,16 +16,21 @@ import torch
 from tsdoc.engine.query_log import QueryLog
 from tsdoc.engine.selection_cache import SelectionCache
 from tsdoc.errors import RankError
+from tsdoc.kernels.devices import finish_work
 from tsdoc.kernels.interface import DeviceCache
 from tsdoc.kernels.kv import KVPiece
 from tsdoc.kernels.ranks import Mesh, join_ranks
+from tsdoc.kernels.sharded_cache import ShardedCache, ShardedDecode
 from tsdoc.parallel.job import Job
 from tsdoc.parallel.processes import Processes
 
 if TYPE_CHECKING:
     from tsdoc.engine.forward import Runner
 
-SHORT = frozenset({"run_step"})  # operations that Ctrl-C waits for, so that a chat can go on
+# Operations that Ctrl-C waits for, so that a chat can go on; a GPU has all others done as soon.
+SHORT = frozenset({"run_step", "run_device_step"})
+LONG_ON_GPU = frozenset({"load"})
+Stateful = SelectionCache | QueryLog | ShardedDecode | ShardedCache
 
 
 class Leader:
@@ -46,6 +51,7 @@ class Leader:
         self._caches: weakref.WeakKeyDictionary[DeviceCache, dict[str, Any]] = (
             weakref.WeakKeyDictionary()
         )
+        self._on_gpu = job.device == "cuda"
         self._begun: weakref.WeakSet[Any] = weakref.WeakSet()  # what followers keep the state of
         self._processes, self.mesh = self._meet()
         self._reset()
@@ -99,12 +105,15 @@ class Leader:
         self._refuse_stale(arguments, is_lost=is_lost)
         if is_lost:
             self._start_anew()
-        with _held_interrupts(operation in SHORT):
+        short = operation not in LONG_ON_GPU if self._on_gpu else operation in SHORT
+        with _held_interrupts(short):
             try:
                 values = {name: self._encode(name, value) for name, value in arguments.items()}
                 gone, self._dropped = self._dropped, []
                 self._processes.send({"do": operation, "drop": gone, **values})
                 yield
+                if self._on_gpu:
+                    self._check_results(arguments)
             except RankError as error:
                 cause = self._processes.why()  # a connection breaks before its process has ended
                 self._break()
@@ -113,6 +122,17 @@ class Leader:
                 self._break()
                 raise
 
+    def _check_results(self, arguments: dict[str, object]) -> None:
+        """A GPU computes on with whatever it has when another rank is lost.
+
+        Raises:
+            RankError: one was; what has been computed may be wrong.
+        """
+        if arguments.get("need_logits", True):  # else nobody looks at results before the next call
+            finish_work()
+        if self._processes.has_lost():
+            raise self._processes.why()
+
     def _refuse_stale(self, arguments: dict[str, object], *, is_lost: bool) -> None:
         """An answer cannot go on with ranks that do not know how it began.
 
@@ -120,7 +140,7 @@ class Leader:
             RankError: that would happen.
         """
         for value in arguments.values():
-            if not isinstance(value, SelectionCache | QueryLog) or value not in self._begun:
+            if not isinstance(value, Stateful) or value not in self._begun:
                 continue
             if is_lost and not self._broken:
                 cause = self._processes.why()
@@ -138,6 +158,9 @@ class Leader:
         if isinstance(value, QueryLog):
             fields = ("start", "question_end", "num_tokens")
             return self._name(value, "log", {field: getattr(value, field) for field in fields})
+        if isinstance(value, ShardedDecode):
+            cache = self._encode("cache", value.cache)
+            return self._name(value, "decode", {"cache": cache, **value.begun})
         return self._name(value, "cache", self._caches[value]) if name == "cache" else value
 
     def _name(self, value: object, kind: str, made: dict[str, Any]) -> dict[str, int]:
@@ -145,7 +168,7 @@ class Leader:
         if number is None:
             number, self._next = self._next, self._next + 1
             self._numbers[value] = number
-            if kind != "cache":
+            if kind != "cache" or self._on_gpu:  # there, K and V are the ranks' own
                 self._begun.add(value)
             weakref.finalize(value, self._dropped_in(), number)
             self._processes.send({"do": "make", "kind": kind, "number": number, **made})
@@ -171,11 +194,13 @@ class Leader:
         """The ranks are no longer at the same place: the others end, until they are needed."""
         self._broken = True
         self._processes.end()
+        self.mesh.abort()
 
     def close(self) -> None:
         """Ends the others."""
         if not self._broken:
             self._processes.close()
+            self.mesh.abort()
         self._broken = True
 
     def __enter__(self) -> Leader:

@@ -19,6 +19,47 @@ STATE_SIZE = 8
 
 
 @triton.jit
+def _load_query(
+    q_ptr, cos_ptr, sin_ptr, n_local, factor,
+    NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_H: tl.constexpr,
+):  # fmt: skip
+    """The selection query's halves, rotated as at position n_local; where they are; the mask."""
+    HALF: tl.constexpr = HEAD_DIM // 2
+    dims = tl.arange(0, BLOCK_H)
+    heads = tl.arange(0, BLOCK_Q)
+    mask = (heads < NUM_HEADS)[:, None] & (dims < HALF)[None, :]
+    at = heads[:, None] * HEAD_DIM + dims[None, :]
+    a = tl.load(q_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    b = tl.load(q_ptr + at + HALF, mask=mask, other=0.0).to(tl.float32)
+    cos = tl.load(cos_ptr + n_local * HEAD_DIM + dims, mask=dims < HALF, other=0.0)[None, :]
+    sin = tl.load(sin_ptr + n_local * HEAD_DIM + dims, mask=dims < HALF, other=0.0)[None, :]
+    return (a * cos - b * sin) * factor, (b * cos + a * sin) * factor, at, mask
+
+
+@triton.jit
+def _compare_kernel(
+    q_ptr,  # [num_heads, HEAD_DIM]
+    remembered_ptr,  # [num_heads, HEAD_DIM] float32: unit query of the last selection
+    likeness_ptr,  # [2] float32 out
+    cos_ptr,
+    sin_ptr,
+    factor,
+    n_local,
+    NUM_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+):
+    low, high, at, mask = _load_query(
+        q_ptr, cos_ptr, sin_ptr, n_local, factor, NUM_HEADS, HEAD_DIM, BLOCK_Q, BLOCK_H
+    )
+    old_low = tl.load(remembered_ptr + at, mask=mask, other=0.0)
+    old_high = tl.load(remembered_ptr + at + HEAD_DIM // 2, mask=mask, other=0.0)
+    tl.store(likeness_ptr, tl.sum(tl.sum(old_low * low + old_high * high, 1), 0))
+    tl.store(likeness_ptr + 1, tl.sum(tl.sum(low * low + high * high, 1), 0))
+
+
+@triton.jit
 def _begin_kernel(
     q_ptr,  # [num_heads, HEAD_DIM]
     k_ptr,  # [NUM_KV, HEAD_DIM]
@@ -36,6 +77,7 @@ def _begin_kernel(
     ends_ptr,  # [1] int32 out
     skip_ptr,  # [1] int32 out
     allowed_ptr,  # [positions + 1] int32, running count of allowed positions
+    likeness_ptr,  # [NUM_RANKS, 2] float32, see `compare_query`
     cos_ptr,
     sin_ptr,
     scale,
@@ -51,6 +93,7 @@ def _begin_kernel(
     HEAD_DIM: tl.constexpr,
     HAS_THETA: tl.constexpr,
     HAS_ALLOWED: tl.constexpr,
+    NUM_RANKS: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BLOCK_KV: tl.constexpr,
     BLOCK_H: tl.constexpr,
@@ -69,24 +112,26 @@ def _begin_kernel(
     # The selection query: rotated as at position n_local, against un-rotated keys.
     HALF: tl.constexpr = HEAD_DIM // 2
     dims = tl.arange(0, BLOCK_H)
-    heads = tl.arange(0, BLOCK_Q)
-    mask = (heads < NUM_HEADS)[:, None] & (dims < HALF)[None, :]
-    at = heads[:, None] * HEAD_DIM + dims[None, :]
-    a = tl.load(q_ptr + at, mask=mask, other=0.0).to(tl.float32)
-    b = tl.load(q_ptr + at + HALF, mask=mask, other=0.0).to(tl.float32)
-    cos = tl.load(cos_ptr + n_local * HEAD_DIM + dims, mask=dims < HALF, other=0.0)[None, :]
-    sin = tl.load(sin_ptr + n_local * HEAD_DIM + dims, mask=dims < HALF, other=0.0)[None, :]
-    low = (a * cos - b * sin) * factor
-    high = (b * cos + a * sin) * factor
+    low, high, at, mask = _load_query(
+        q_ptr, cos_ptr, sin_ptr, n_local, factor, NUM_HEADS, HEAD_DIM, BLOCK_Q, BLOCK_H
+    )
     type_q = query_ptr.dtype.element_ty
     tl.store(query_ptr + at, (low * scale).to(type_q), mask=mask)
     tl.store(query_ptr + at + HALF, (high * scale).to(type_q), mask=mask)
 
-    old_low = tl.load(remembered_ptr + at, mask=mask, other=0.0)
-    old_high = tl.load(remembered_ptr + at + HALF, mask=mask, other=0.0)
-    norm = tl.sqrt(tl.sum(tl.sum(low * low + high * high, 1), 0))
-    unit = 1.0 / tl.maximum(norm, 1.1754943508222875e-38)
-    cosine = tl.sum(tl.sum(old_low * low + old_high * high, 1), 0) * unit
+    if NUM_RANKS > 1:
+        product = tl.load(likeness_ptr)
+        square = tl.load(likeness_ptr + 1)
+        for rank in tl.static_range(1, NUM_RANKS):
+            product += tl.load(likeness_ptr + 2 * rank)
+            square += tl.load(likeness_ptr + 2 * rank + 1)
+    else:
+        old_low = tl.load(remembered_ptr + at, mask=mask, other=0.0)
+        old_high = tl.load(remembered_ptr + at + HALF, mask=mask, other=0.0)
+        product = tl.sum(tl.sum(old_low * low + old_high * high, 1), 0)
+        square = tl.sum(tl.sum(low * low + high * high, 1), 0)
+    unit = 1.0 / tl.maximum(tl.sqrt(square), 1.1754943508222875e-38)
+    cosine = product * unit
 
     length = tl.load(state_ptr + 3)
     num_lookups, num_hits = tl.load(state_ptr + 4), tl.load(state_ptr + 5)
@@ -142,6 +187,30 @@ def _begin_kernel(
     tl.store(window_v_ptr + target + HALF, v_high.to(type_w), mask=mask)
 
 
+def compare_query(
+    q: torch.Tensor, remembered: torch.Tensor, rope: RopeTable, n_local: int
+) -> torch.Tensor:
+    """What the heads of one rank say about how near a query is to that of the last selection.
+
+    Args:
+        q: [num_qo_heads, head_dim], before RoPE, contiguous.
+        remembered: [num_qo_heads, head_dim] float32: as for `begin_step`.
+        rope: Table of compact positions.
+        n_local: Selection setting.
+
+    Returns:
+        [2] float32: product with `remembered`, and square of the selection query.
+    """
+    num_heads, head_dim = q.shape
+    likeness = torch.empty(2, device=q.device)
+    _compare_kernel[(1,)](
+        q, remembered, likeness, rope.cos, rope.sin, rope.attention_factor, n_local,
+        NUM_HEADS=num_heads, HEAD_DIM=head_dim, BLOCK_Q=padded(num_heads),
+        BLOCK_H=padded(head_dim // 2), num_warps=8,
+    )  # fmt: skip
+    return likeness
+
+
 def begin_step(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -160,6 +229,7 @@ def begin_step(
     ends: torch.Tensor,
     skip: torch.Tensor,
     allowed: torch.Tensor | None,
+    likeness: torch.Tensor | None,
     rope: RopeTable,
     scale: float,
     theta: float | None,
@@ -187,6 +257,8 @@ def begin_step(
         ends: [1] int32, receives num_before.
         skip: [1] int32, receives 1 on a hit, else 0.
         allowed: [positions + 1] int32, running count of positions that may be selected.
+        likeness: [num_ranks, 2] float32, `compare_query` of all ranks, where heads are spread over
+            several; `remembered` is then this rank's part of a unit vector.
         rope: Table of compact positions.
         scale: What scores are multiplied with.
         theta: Least cosine of a hit; None never hits.
@@ -199,9 +271,10 @@ def begin_step(
     num_kv = k.shape[0]
     _begin_kernel[(1,)](
         q, k, v, keys, values, page_table, window_k, window_v, query, remembered, state, position,
-        meta, ends, skip, allowed, rope.cos, rope.sin, scale, rope.attention_factor,
+        meta, ends, skip, allowed, likeness, rope.cos, rope.sin, scale, rope.attention_factor,
         0.0 if theta is None else theta, n_init, n_local, top_k, max_hits, window_k.shape[1],
         NUM_HEADS=num_heads, NUM_KV=num_kv, HEAD_DIM=head_dim, HAS_THETA=theta is not None,
-        HAS_ALLOWED=allowed is not None, BLOCK_Q=padded(num_heads), BLOCK_KV=padded(num_kv),
-        BLOCK_H=padded(head_dim // 2), PAGE=PAGE_SIZE, num_warps=8,
+        HAS_ALLOWED=allowed is not None, NUM_RANKS=1 if likeness is None else likeness.shape[0],
+        BLOCK_Q=padded(num_heads), BLOCK_KV=padded(num_kv), BLOCK_H=padded(head_dim // 2),
+        PAGE=PAGE_SIZE, num_warps=8,
     )  # fmt: skip

@@ -260,6 +260,7 @@ def select_top(
     top_k: int,
     smoothing: int = 1,
     space: TopSpace | None = None,
+    is_reduced: bool = True,
     skip: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Selects each chunk's num_selected best positions among its candidates.
@@ -273,6 +274,7 @@ def select_top(
         smoothing: Odd width of a max-pool over neighbouring candidates' votes.
         space: Work space in which maxima and floors of these votes are known already; with
             smoothing, those of the smoothed ones are found anew.
+        is_reduced: Whether they are known; else `space` is only room.
         skip: Int32 [1]; when it is not 0, nothing is computed.
 
     Returns:
@@ -281,7 +283,7 @@ def select_top(
     num_sets, num_chunks, length = votes.shape
     num_rows = num_sets * num_chunks
     has_skip = skip is not None
-    is_known = space is not None and smoothing == 1
+    is_known = space is not None and is_reduced and smoothing == 1
     if space is None:
         space = make_space(num_rows, length, top_k, votes.device)
     if not is_known:
