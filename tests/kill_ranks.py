@@ -12,6 +12,7 @@ ranks goes on from what was committed and says what an undisturbed run says.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -69,12 +70,16 @@ class Trial:
         return max((path.stat().st_size for path in journals), default=0)
 
 
-def children(pid: int) -> list[int]:
-    found = []
+def followers(pid: int) -> list[int]:
+    """The other ranks of a leader, in their order; not what else it starts."""
+    found = {}
     for path in Path("/proc").iterdir():
         if path.name.isdigit() and state(int(path.name))[1] == pid:
-            found.append(int(path.name))
-    return sorted(found)
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                arguments = (path / "cmdline").read_bytes().split(b"\0")
+                if any(b"follow_main" in argument for argument in arguments):
+                    found[int(arguments[-3])] = int(path.name)
+    return [found[rank] for rank in sorted(found)]
 
 
 def state(pid: int) -> tuple[str, int]:
@@ -89,7 +94,7 @@ def state(pid: int) -> tuple[str, int]:
 def wait_for(trial: Trial, process: subprocess.Popen[str], stage: str, num_ranks: int) -> None:
     """Returns when a run has come to a stage."""
     while process.poll() is None:
-        started = len(children(process.pid)) == num_ranks - 1
+        started = len(followers(process.pid)) == num_ranks - 1
         if stage == "start" and started:
             time.sleep(0.5)
             return
@@ -115,7 +120,7 @@ def end(
     process: subprocess.Popen[str], when: str, rank: int, how: signal.Signals, num_ranks: int
 ) -> None:
     """Ends a rank of a run, and looks at how the others end."""
-    others = children(process.pid)
+    others = followers(process.pid)
     os.kill(process.pid if rank == 0 else others[rank - 1], how)
     begun = time.monotonic()
     out, err = process.communicate()
@@ -137,13 +142,13 @@ def kill_at_any_moment(trial: Trial, chance: random.Random, num_ranks: int, whol
     """One run from nothing and one death; False when the run was over before it."""
     shutil.rmtree(trial.home / "store", ignore_errors=True)
     process = trial.start(num_ranks)
-    while process.poll() is None and len(children(process.pid)) < num_ranks - 1:
+    while process.poll() is None and len(followers(process.pid)) < num_ranks - 1:
         time.sleep(0.01)
     seconds = chance.uniform(0, whole_s)
     time.sleep(seconds)
     rank = chance.randrange(num_ranks)
     how = signal.SIGKILL if rank or chance.random() < 0.5 else signal.SIGINT
-    if process.poll() is not None or len(children(process.pid)) < num_ranks - 1:
+    if process.poll() is not None or len(followers(process.pid)) < num_ranks - 1:
         assert process.communicate() and process.returncode == 0
         return False
     end(process, f"after {seconds:.1f} s", rank, how, num_ranks)
