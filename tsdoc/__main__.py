@@ -10,6 +10,10 @@ import sys
 
 INTERRUPTED = 130
 
+# For torch, which reads them when it is imported: threads that wait sleep, so that they are not in
+# the way of those that work, and large blocks of memory come in large pages.
+SUITED = {"OMP_WAIT_POLICY": "PASSIVE", "THP_MEM_ALLOC_ENABLE": "1"}
+
 
 def main() -> None:
     """Runs the command line; Ctrl-C is one line even while it is still being imported."""
@@ -19,6 +23,8 @@ def main() -> None:
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             # What is imported could swallow an exception, as in a callback of the import system.
             signal.signal(signal.SIGINT, _stop)
+        for name, value in SUITED.items():
+            os.environ.setdefault(name, value)
         from tsdoc.cli.app import main as run
 
         run()

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from tsdoc.engine.forward import Ranges, Runner, chunk_bounds
+from tsdoc.engine.forward import Ranges, Runner, blocks, chunk_bounds
 from tsdoc.engine.query_log import QueryLog
 from tsdoc.kernels.interface import DeviceCache
 from tsdoc.prompt.chat import ChatTemplate
@@ -179,15 +179,16 @@ def document_votes(
         *chunk_bounds(start, voters, question_chunk_size, start),
         *chunk_bounds(voters, end, question_chunk_size, voters),
     ]
-    for first, last in chunks:
+    for block in blocks(chunks):
+        first, last = block[0][0], block[-1][1]
         runner.run_chunks(
             cache,
             torch.tensor(ids[first - start : last - start]),
             first,
-            [(first, last)],
+            block,
             need_logits=False,
             num_layers=log.layers.stop,
-            log=log if first >= voters else None,
+            log=log if last > voters else None,
         )
     votes = torch.empty(len(log.layers), document[1] - document[0], device=device)
     for row, layer in zip(votes, log.layers, strict=True):

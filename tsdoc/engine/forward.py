@@ -21,6 +21,8 @@ from tsdoc.kernels.selection import SelectionConfig, chunk_range, selection_quer
 
 Ranges = Sequence[tuple[int, int]]
 
+BLOCK = 4096  # tokens of a question that go through the layers together
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runner:
@@ -239,3 +241,13 @@ def chunk_bounds(start: int, end: int, chunk_size: int, origin: int = 0) -> list
     cuts = range(start + chunk_size - (start - origin) % chunk_size, end, chunk_size)
     edges = [start, *cuts, end]
     return list(itertools.pairwise(edges))
+
+
+def blocks(chunks: Ranges) -> list[list[tuple[int, int]]]:
+    """Groups consecutive chunks whose tokens go through the layers together, BLOCK at most."""
+    found: list[list[tuple[int, int]]] = []
+    for first, last in chunks:
+        if not found or last - found[-1][0][0] > BLOCK:
+            found.append([])
+        found[-1].append((first, last))
+    return found

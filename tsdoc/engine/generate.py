@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 
 from tsdoc.engine.evidence import Copy
-from tsdoc.engine.forward import Ranges, Runner, chunk_bounds
+from tsdoc.engine.forward import Ranges, Runner, blocks, chunk_bounds
 from tsdoc.engine.query_log import QueryLog
 from tsdoc.engine.reread import Reread
 from tsdoc.engine.sampling import Sampler, SamplingConfig
@@ -88,13 +88,13 @@ class Generation:
         ]
         logits: torch.Tensor | None = None
         log = self.log = self._open_log(chunks[-1]) if config.keep_queries else None
-        for first, last in chunks:
-            ids = torch.tensor(self.question[first - self.start : last - self.start])
+        for block in blocks(chunks):
+            first, last = block[0][0], block[-1][1]
             logits = self.runner.run_chunks(
                 self.cache,
-                ids,
+                torch.tensor(self.question[first - self.start : last - self.start]),
                 first,
-                [(first, last)],
+                block,
                 allowed=config.allowed,
                 need_logits=last == position,
                 log=log if last == position else None,

@@ -47,10 +47,14 @@ class QueryLog:
         )
 
     def write(self, layer: int, position: int, q: torch.Tensor) -> None:
-        """Keeps `q` [num_tokens, num_qo_heads, head_dim] of tokens from `position` on."""
+        """Keeps `q` [num_tokens, num_qo_heads, head_dim] of tokens from `position` on.
+
+        Those before `start` are left out.
+        """
         if layer not in self.layers:
             return
-        first = position - self.start
+        q = q[max(self.start - position, 0) :]
+        first = max(position - self.start, 0)
         self._queries[layer - self.layers.start, first : first + q.shape[0]] = q
 
     def write_at(self, layer: int, position: torch.Tensor, q: torch.Tensor) -> None:

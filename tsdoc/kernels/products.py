@@ -23,6 +23,7 @@ Compute = Callable[[Linear, torch.Tensor], torch.Tensor]
 
 SMALLEST = 1 << 15  # numbers in a weight matrix: smaller ones gain nothing
 SLICE_ROWS = 512  # of one thread at a time
+LEAST_ROWS = 48  # below that, reading the weights takes longest
 ROW_UNIT = 12  # OpenBLAS's AVX2 kernels take that many together, and sum a rest in another order
 
 
@@ -51,7 +52,7 @@ class Products:
             compute: Gets what it multiplies by weights with, and rows; returns as many rows.
             x: [num_rows, k].
         """
-        if x.shape[0] < SLICE_ROWS:
+        if x.shape[0] < LEAST_ROWS:
             return compute(F.linear, x)
         parts = self._workers.split(x.shape[0], SLICE_ROWS, ROW_UNIT)
         tasks = [partial(_filled_up, compute, self.multiply, x[part]) for part in parts]

@@ -171,7 +171,7 @@ class SequenceCache(TorchCache):
         for piece, first, last in self._covering(start, end):
             piece.check_keys(layer, first, last)
         parts = [
-            super(SequenceCache, self)._score(layer, queries, first, last)
+            super(SequenceCache, self)._score(layer, queries, first, last).clone()
             for first, last in self._tokens.runs(start, end)
         ]
         if not parts:

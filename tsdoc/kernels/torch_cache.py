@@ -7,7 +7,7 @@ as stored and widened tile by tile, so that no copy of the cache is ever made.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -34,7 +34,8 @@ from tsdoc.kernels.torch_window import TorchWindow
 from tsdoc.kernels.workers import Workers
 
 SCORE_BYTES = 128 << 20  # scores held at a time
-TILE = 4096  # keys widened to float32 at a time
+VOTERS = 2  # tokens of a question whose scores each worker holds at a time: few stay in its cache
+TILE_BYTES = 2 << 20  # keys widened to float32 at a time
 
 
 class Arrived:
@@ -114,6 +115,7 @@ class TorchCache:
         self._index = index
         self._num_kv_heads = num_kv_heads
         self._election = election or OwnElection(num_kv_heads, self._workers)
+        self._scores = torch.empty(0)
         self._shared: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def load(self, end: int) -> None:
@@ -251,12 +253,39 @@ class TorchCache:
         """See `DeviceCache.soft_votes`."""
         queries = token_queries(q, self.rope, self._config.n_local)
         num_tokens, num_heads, _ = queries.shape
-        total = torch.zeros(end - start)
-        for part in torch.split(queries, self._batch(num_heads, end - start)):
-            logits = self._score(layer, part, start, end)
-            shares = torch.softmax(logits, dim=-1).sum(dim=1)
-            total += self._election.real(shares.flatten(0, 1)).sum(dim=0)
+        has_say = torch.zeros(num_heads)
+        has_say[self._election.real(torch.arange(num_heads))] = 1
+        size = min(self._batch(num_heads, end - start), VOTERS)
+        parts = torch.split(queries, size)
+        num_workers = min(self._workers.num_threads, len(parts))
+        tasks = [
+            partial(self._sum_votes, layer, parts[at::num_workers], start, end, has_say)
+            for at in range(num_workers)
+        ]
+        with self._workers.leading():
+            total = torch.stack(self._workers.run(tasks)).sum(dim=0)
         return total / (num_tokens * self._election.num_heads(num_heads))
+
+    def _sum_votes(
+        self,
+        layer: int,
+        parts: Sequence[torch.Tensor],
+        start: int,
+        end: int,
+        has_say: torch.Tensor,
+    ) -> torch.Tensor:
+        """Votes [end - start] of the heads that have a say, of all `parts` one after the other."""
+        total = torch.zeros(end - start)
+        groups = has_say.view(self._num_kv_heads, 1, -1)
+        room = torch.empty(parts[0].shape[:2].numel() * (end - start))
+        for queries in parts:
+            logits, tasks = self._score_tiles(layer, queries, start, end, room)
+            for task in tasks:
+                task()
+            logits -= logits.amax(dim=-1, keepdim=True)
+            sums = logits.exp_().sum(dim=-1)
+            total += (groups / sums).flatten() @ logits.view(-1, end - start)
+        return total
 
     def _batch(self, num_heads: int, num_keys: int) -> int:
         """How many queries are scored at a time."""
@@ -264,27 +293,41 @@ class TorchCache:
         return max(1, SCORE_BYTES // max(size, 1))
 
     def _score(self, layer: int, queries: torch.Tensor, start: int, end: int) -> torch.Tensor:
-        """Scaled scores [num_kv_heads, num_queries, group, end - start] of keys [start, end)."""
+        """Scaled scores [num_kv_heads, num_queries, group, end - start] of keys [start, end).
+
+        They are gone when the next ones are computed: fresh memory for each would cost more than
+        the arithmetic on some machines.
+        """
+        count = queries.shape[0] * queries.shape[1] * (end - start)
+        if self._scores.numel() < count:
+            self._scores = torch.empty(count)
+        logits, tasks = self._score_tiles(layer, queries, start, end, self._scores)
+        with self._workers.leading():
+            self._workers.run(tasks)
+        return logits
+
+    def _score_tiles(
+        self, layer: int, queries: torch.Tensor, start: int, end: int, room: torch.Tensor
+    ) -> tuple[torch.Tensor, list[Callable[[], None]]]:
+        """What `_score` returns, as a part of `room`, and what fills it."""
         num_queries, num_heads, head_dim = queries.shape
         grouped = queries.view(num_queries, self._num_kv_heads, -1, head_dim).transpose(0, 1)
         rows = (grouped * head_dim**-0.5).reshape(self._num_kv_heads, -1, head_dim)
-        logits = torch.empty(self._num_kv_heads, rows.shape[1], end - start)
-        tasks = []
+        logits = room[: rows.shape[:2].numel() * (end - start)]
+        logits = logits.view(self._num_kv_heads, rows.shape[1], end - start)
+        size = max(1, TILE_BYTES // (4 * self._num_kv_heads * head_dim))
+        tasks: list[Callable[[], None]] = []
         for piece, first, last in self._covering(start, end):
             piece.check_keys(layer, first, last)
             keys, _ = self._rows(piece, layer)
-            for tile in range(first, last, TILE):
-                stop = min(tile + TILE, last)
+            for tile in range(first, last, size):
+                stop = min(tile + size, last)
                 part = keys[tile - piece.start : stop - piece.start]
                 tasks.append(
                     partial(_score_tile, rows, part, logits[..., tile - start : stop - start])
                 )
-        if num_queries == 1:  # too little work for threads of their own
-            for task in tasks:
-                task()
-        else:
-            self._workers.run(tasks)
-        return logits.view(self._num_kv_heads, num_queries, num_heads // self._num_kv_heads, -1)
+        shaped = logits.view(self._num_kv_heads, num_queries, num_heads // self._num_kv_heads, -1)
+        return shaped, tasks
 
     def _choose(
         self,
@@ -424,9 +467,7 @@ class TorchCache:
 
 def _score_tile(rows: torch.Tensor, keys: torch.Tensor, out: torch.Tensor) -> None:
     """Puts `rows` [num_kv_heads, num_rows, head_dim] times `keys` [num_keys, …] into `out`."""
-    wide = keys.float()
-    for head in range(rows.shape[0]):
-        out[head] = rows[head] @ wide[:, head].T
+    out.copy_(torch.bmm(rows, keys.float().permute(1, 2, 0)))
 
 
 def _every_candidate(
