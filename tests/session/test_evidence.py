@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from tests.session.conftest import TEXT
+from tsdoc.engine import evidence as engine_evidence
 from tsdoc.engine import query_log
+from tsdoc.home import Home
 from tsdoc.session import Answer, Session
 
 Start = Callable[..., Session]
@@ -78,3 +83,40 @@ def test_coverage_counts_files(start: Start, tmp_path: Path) -> None:
     assert evidence.coverage.unit == "file"
     assert evidence.coverage.total == 5
     assert 1 <= evidence.coverage.holding <= 5
+
+
+def test_the_neutral_question_is_asked_once_for_all_sessions(
+    start: Start, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with start() as session:
+        first = explained(session, 3)
+    asked = []
+    real = engine_evidence.document_votes
+
+    def count(*args: Any, **options: Any) -> torch.Tensor:
+        asked.append(args)
+        return real(*args, **options)
+
+    monkeypatch.setattr(engine_evidence, "document_votes", count)
+    with start() as session:
+        assert explained(session, 3).evidence == first.evidence
+    assert not asked
+    (path,) = home.store.rglob("votes.bin")
+    path.write_bytes(path.read_bytes()[:-4])
+    with start() as session:
+        assert explained(session, 3).evidence == first.evidence
+    assert len(asked) == 1
+    # Votes that no model casts are not believed, whoever sealed them.
+    with start() as session:
+        entry = session._load_kv().entry
+        assert entry is not None
+        asked_for = []
+        with monkeypatch.context() as patched:
+            patched.setattr(
+                type(entry), "read_votes", lambda self, *a: asked_for.append(a) and None
+            )
+            explained(session, 3)
+        key, shape = asked_for[0]
+        entry.keep_votes(key, np.full(shape, np.nan, np.float32))
+    with start() as session:
+        assert explained(session, 3).evidence == first.evidence

@@ -13,11 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from tsdoc.engine.forward import Ranges, Runner, blocks, chunk_bounds
-from tsdoc.engine.query_log import QueryLog
+from tsdoc.engine.query_log import QueryLog, logged_layers
 from tsdoc.kernels.interface import DeviceCache
 from tsdoc.prompt.chat import ChatTemplate
 
@@ -70,6 +73,16 @@ def gain(votes: torch.Tensor, neutral: torch.Tensor) -> torch.Tensor:
     return total / len(neutral)
 
 
+class KeptVotes(Protocol):
+    """Keeps votes [num_layers, num_positions] with what they were cast in."""
+
+    def read(self, asked: bytes, shape: tuple[int, int]) -> npt.NDArray[np.float32] | None:
+        """Returns what was kept under `asked`; None where there is nothing good."""
+
+    def keep(self, asked: bytes, votes: npt.NDArray[np.float32]) -> None:
+        """Keeps `votes` under `asked`, if that can be done."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Neutral:
     """What a question that any document answers looks at in a prompt: found once.
@@ -78,11 +91,13 @@ class Neutral:
         ids: Tokens of the question.
         document: Positions [first, last) that are voted on.
         start: Length of the prompt.
+        kept: Where it is found in later sessions.
     """
 
     ids: Sequence[int]
     document: tuple[int, int]
     start: int
+    kept: KeptVotes | None = None
     _votes: torch.Tensor | None = field(default=None, init=False)
 
     def votes(
@@ -94,6 +109,14 @@ class Neutral:
             CorruptPageError: a page does not match its checksum.
         """
         if self._votes is None:
+            # Behind a conversation, votes depend on that as well.
+            kept = self.kept if start == self.start else None
+            layers = logged_layers(runner.decoder.config.num_layers)
+            asked = repr((list(self.ids), self.document, layers, question_chunk_size)).encode()
+            if kept is not None:
+                self._votes = self._read(kept, asked, len(layers), runner.rope.cos.device)
+            if self._votes is not None:
+                return self._votes
             self._votes = document_votes(
                 runner,
                 cache,
@@ -103,7 +126,20 @@ class Neutral:
                 question_chunk_size=question_chunk_size,
             )
             runner.load(cache, start)  # what comes next begins where this did
+            if kept is not None:
+                kept.keep(asked, self._votes.cpu().numpy())
         return self._votes
+
+    def _read(
+        self, kept: KeptVotes, asked: bytes, num_layers: int, device: torch.device
+    ) -> torch.Tensor | None:
+        first, last = self.document
+        votes = kept.read(asked, (num_layers, last - first))
+        if votes is None or votes.size == 0:
+            return None
+        # Of a store that was tampered with, too, only shares are taken.
+        is_good = votes.min() >= 0 and votes.max() <= 1
+        return torch.tensor(votes, device=device) if is_good else None
 
 
 @torch.inference_mode()
@@ -196,10 +232,15 @@ def document_votes(
     return votes
 
 
-def make_neutral(template: ChatTemplate, document: tuple[int, int], start: int) -> Neutral:
+def make_neutral(
+    template: ChatTemplate,
+    document: tuple[int, int],
+    start: int,
+    kept: KeptVotes | None = None,
+) -> Neutral:
     """The neutral question of a prompt of `start` tokens."""
     ids = template.question_ids(NEUTRAL_QUESTION).tolist()
-    return Neutral(ids=ids, document=document, start=start)
+    return Neutral(ids=ids, document=document, start=start, kept=kept)
 
 
 def _weighed_votes(

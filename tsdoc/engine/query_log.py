@@ -7,6 +7,14 @@ import torch
 from tsdoc.engine.decoder import DecoderPart
 
 
+def logged_layers(num_layers: int) -> range:
+    """The middle third of a model's layers, which tell best what an answer rests on.
+
+    Lower ones match words, higher ones prepare the next token.
+    """
+    return range(num_layers // 3, -(-2 * num_layers // 3))
+
+
 class QueryLog:
     """Queries before RoPE of consecutive tokens, those of the question's last chunk first.
 
@@ -18,8 +26,7 @@ class QueryLog:
         device: Where queries are computed.
 
     Attributes:
-        layers: The middle third of the model's layers, which tell best what an answer rests on:
-            lower ones match words, higher ones prepare the next token.
+        layers: See `logged_layers`.
         num_tokens: Tokens there is room for.
         end: Position after the last token whose queries are held, from `question_end` on.
     """
@@ -38,7 +45,7 @@ class QueryLog:
         self.question_end = question_end
         self.end = question_end
         self.num_tokens = num_tokens
-        self.layers = range(config.num_layers // 3, -(-2 * config.num_layers // 3))
+        self.layers = logged_layers(config.num_layers)
         # Rows that are never written cost nothing on a CPU.
         self._queries = torch.empty(
             (len(self.layers), num_tokens, config.num_qo_heads, config.head_dim),

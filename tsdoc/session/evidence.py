@@ -5,12 +5,38 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from tsdoc.engine.engine import Engine
 from tsdoc.engine.evidence import Neutral, look
 from tsdoc.engine.generate import Generation
 from tsdoc.evidence import Evidence, find_evidence
 from tsdoc.kernels.kv import KVPiece
 from tsdoc.prompt.assemble import Prompt
+from tsdoc.store import Entry
+
+
+@dataclass(frozen=True, slots=True)
+class EntryVotes:
+    """See `KeptVotes`: they lie beside the K and V that they were cast in.
+
+    Attributes:
+        entry: The entry that is open now; None where K and V are in memory alone.
+    """
+
+    entry: Callable[[], Entry | None]
+
+    def read(self, asked: bytes, shape: tuple[int, int]) -> npt.NDArray[np.float32] | None:
+        """See `KeptVotes.read`."""
+        entry = self.entry()
+        return entry.read_votes(asked, shape) if entry is not None else None
+
+    def keep(self, asked: bytes, votes: npt.NDArray[np.float32]) -> None:
+        """See `KeptVotes.keep`."""
+        entry = self.entry()
+        if entry is not None:
+            entry.keep_votes(asked, votes)
 
 
 @dataclass(slots=True, kw_only=True)

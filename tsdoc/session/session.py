@@ -285,11 +285,13 @@ class Session:
 
     def _make_neutral(self) -> Neutral:
         from tsdoc.engine.evidence import make_neutral
+        from tsdoc.session.evidence import EntryVotes
 
         if self._neutral is None:
             prompt = self.prompt
             document = prompt.head_len, prompt.contents_start
-            self._neutral = make_neutral(self.template, document, len(prompt.ids))
+            kept = EntryVotes(lambda: self._kv.entry if self._kv is not None else None)
+            self._neutral = make_neutral(self.template, document, len(prompt.ids), kept)
         return self._neutral
 
     def _make_reread(self) -> Reread | None:

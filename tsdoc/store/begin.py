@@ -253,6 +253,7 @@ class Beginning:
                 except OSError as error:
                     raise store_error(error, path, "finishing the entry") from error
         return Entry(
+            directory=self.entry_dir,
             manifest=manifest,
             ids=self.prompt.ids,
             segments=[_read_only(segment, writer) for segment in writer.segments],

@@ -6,12 +6,13 @@ import contextlib
 import itertools
 import threading
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 
-from tsdoc.errors import StoreError
+from tsdoc.errors import DamagedStoreError, StoreError
 from tsdoc.kernels.kv import KEYS, VALUES, KVPiece
 from tsdoc.store.key import PAGE_SIZE, Ids
 from tsdoc.store.locks import Lock
@@ -19,6 +20,7 @@ from tsdoc.store.manifest import Manifest, Part
 from tsdoc.store.owned import OwnSegment
 from tsdoc.store.pages import Segment
 from tsdoc.store.piece import SegmentPiece
+from tsdoc.store.votes_file import Votes, read_votes, write_votes
 
 CHECK_BYTES = 16 << 20  # read at a time when checking ahead
 MOST_VALUES = 262_144  # tokens of an entry of which a question needs most pages of V as well
@@ -38,8 +40,15 @@ class Entry:
     """
 
     def __init__(
-        self, *, manifest: Manifest, ids: Ids, segments: Sequence[Segment], lock: Lock | None
+        self,
+        *,
+        directory: Path,
+        manifest: Manifest,
+        ids: Ids,
+        segments: Sequence[Segment],
+        lock: Lock | None,
     ) -> None:
+        self._directory = directory
         self._manifest = manifest
         self._lock = lock
         self.ids = ids
@@ -81,6 +90,15 @@ class Entry:
     def pieces(self) -> list[KVPiece]:
         """Covers [0, num_tokens)."""
         return list(self._pieces)
+
+    def read_votes(self, asked: bytes, shape: tuple[int, int]) -> Votes | None:
+        """Returns what `keep_votes` kept under `asked`, [num_layers, num_positions]; or None."""
+        return read_votes(self._directory, self.entry_id, asked, shape)
+
+    def keep_votes(self, asked: bytes, votes: Votes) -> None:
+        """Keeps votes with the entry, where it can be written to; they can be found again."""
+        with contextlib.suppress(OSError, DamagedStoreError):
+            write_votes(self._directory, self.entry_id, asked, votes)
 
     def check_ahead(self) -> None:
         """Begins to read and check in the background what every question needs.

@@ -197,7 +197,9 @@ class Store:
             if files and ids is not None:
                 segments = [Segment(f, writable=False) for f in files]
                 kept, lock = lock, None
-                return Entry(manifest=manifest, ids=ids, segments=segments, lock=kept)
+                return Entry(
+                    directory=path, manifest=manifest, ids=ids, segments=segments, lock=kept
+                )
             self._root.warn(
                 "damaged_store",
                 str(path),

@@ -1,0 +1,82 @@
+"""votes.bin: what any question looks at in an entry, so that it is found once. See FORMAT.md.
+
+Nothing depends on it but time: whatever is wrong with it, it is as if it were missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from tsdoc.errors import DamagedStoreError
+from tsdoc.store.files import fsync_dir, open_file, write_new
+
+VOTES_FILE = "votes.bin"
+VERSION = 1
+_MAGIC = int.from_bytes(b"TSDOCVOT", "little")
+_WORDS = 8
+
+Votes = npt.NDArray[np.float32]
+
+
+def read_votes(
+    directory: Path, entry_id: str, asked: bytes, shape: tuple[int, int]
+) -> Votes | None:
+    """Returns the votes kept in an entry's directory.
+
+    Args:
+        directory: The entry's.
+        entry_id: Its id.
+        asked: Stands for what was asked, and how.
+        shape: [num_layers, num_positions].
+
+    Returns:
+        float32, read-only; None where there are none for `asked`, or they are damaged.
+    """
+    size = 4 * shape[0] * shape[1]
+    try:
+        with os.fdopen(open_file(directory / VOTES_FILE, os.O_RDONLY), "rb") as file:
+            data = file.read(8 * _WORDS + size + 1)
+    except (OSError, DamagedStoreError):
+        return None
+    body = memoryview(data)[8 * _WORDS :]
+    if len(body) != size or data[: 8 * _WORDS] != _header(entry_id, asked, shape, body):
+        return None
+    return np.frombuffer(body, "<f4").reshape(shape)
+
+
+def write_votes(directory: Path, entry_id: str, asked: bytes, votes: Votes) -> None:
+    """Keeps votes [num_layers, num_positions] with an entry, instead of what was kept before.
+
+    Raises:
+        OSError: they cannot be written.
+        DamagedStoreError: something foreign is in the way.
+    """
+    body = memoryview(np.ascontiguousarray(votes, dtype="<f4").tobytes())
+    temporary = directory / f".tmp-{secrets.token_hex(8)}"
+    try:
+        write_new(temporary, _header(entry_id, asked, votes.shape, body), body)
+        temporary.replace(directory / VOTES_FILE)
+        fsync_dir(directory)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+
+
+def _header(entry_id: str, asked: bytes, shape: tuple[int, ...], body: memoryview) -> bytes:
+    words = [
+        _MAGIC,
+        VERSION,
+        int(entry_id[:16], 16),
+        int(entry_id[16:], 16),
+        *shape,
+        xxhash.xxh3_64_intdigest(asked),
+        xxhash.xxh3_64_intdigest(body),
+    ]
+    return np.array(words, dtype="<u8").tobytes()
