@@ -75,3 +75,21 @@ def test_rows_written_without_the_mapping_are_committed_and_read_back_through_it
             piece.check_rows(layer, VALUES, np.arange(len(IDS)))
             assert np.array_equal(piece.keys(layer), DATA[layer, KEYS])
             assert np.array_equal(piece.values(layer), DATA[layer, VALUES])
+
+
+def test_a_page_that_is_rewritten_in_part_is_committed_as_it_is_then(store, root):
+    """As when a block was given up after it was written, and its rows come in other parts."""
+    with store.begin(KEY, SHAPE, IDS, prefill_block=BLOCK, name="doc") as writer:
+        (piece,) = writer.pieces
+        for layer in range(SHAPE.num_layers):
+            for kind in (KEYS, VALUES):
+                piece.write(layer, kind, 0, np.zeros_like(DATA[layer, kind, :BLOCK]))
+                for start, end in [(0, 200), (200, 300), (300, BLOCK)]:
+                    rows = np.ascontiguousarray(DATA[layer, kind, start:end])
+                    piece.write(layer, kind, start, rows)
+        writer.commit(BLOCK)
+    with store.begin(KEY, SHAPE, IDS, prefill_block=BLOCK, name="doc") as writer:
+        assert writer.num_committed == BLOCK
+        out = room(BLOCK)
+        writer.pieces[0].read(1, VALUES, 0, out)
+    assert np.array_equal(out, DATA[1, VALUES, :BLOCK])

@@ -77,13 +77,13 @@ def test_a_flipped_bit_in_kv_is_named_and_only_its_block_computed_again(store, b
 def test_a_page_is_checked_once_per_open_entry(store, built, monkeypatch):
     with store.open(KEY, IDS) as entry:
         read(entry)
-        monkeypatch.setattr("tsdoc.store.pages.Segment.hash_page", None)
+        monkeypatch.setattr("tsdoc.store.pages.Segment.read_page", None)
         read(entry)
 
 
 def test_what_this_run_wrote_is_not_read_again_to_check_it(store, monkeypatch):
     entry, _ = build(store, IDS)
-    monkeypatch.setattr("tsdoc.store.pages.Segment.hash_page", None)
+    monkeypatch.setattr("tsdoc.store.pages.Segment.read_page", None)
     read(entry)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -152,6 +155,33 @@ def test_damage_met_while_they_are_made_is_named(store):
             derive(opened.segments[0], make_layer)
         assert not any(path_of(opened, name).exists() for name in DERIVED_FILES)
         assert not list(opened.segments[0].directory.glob(".tmp-*"))
+
+
+def test_what_the_disk_cannot_read_any_more_is_named(store, monkeypatch):
+    """Also of pages that were good when they were first used."""
+    built, _ = build(store, IDS, shape=SHAPE)
+    read(built, SHAPE)
+    bad = set(range(2 * REGION + 600 * ROW, 2 * REGION + 601 * ROW))  # K of layer 1
+    rows = np.empty((1900, 2, 64), np.uint16)
+    for name in ("pread", "preadv"):
+        monkeypatch.setattr(os, name, failing_at(bad, getattr(os, name)))
+    for use in (
+        lambda: derive(built.segments[0], make_layer),
+        lambda: built.pieces[0].read(1, KEYS, 0, rows),
+    ):
+        with pytest.raises(CorruptPageError, match="cannot be read") as caught:
+            use()
+        assert (caught.value.start, caught.value.end) == (512, 1024)
+
+
+def failing_at(bad, real):
+    def read_at(fd, target, offset):
+        size = target if isinstance(target, int) else sum(map(len, target))
+        if bad & set(range(offset, offset + size)):
+            raise OSError(errno.EIO, "Input/output error")
+        return real(fd, target, offset)
+
+    return read_at
 
 
 def test_a_store_that_cannot_be_written_says_so(store, entry, monkeypatch):

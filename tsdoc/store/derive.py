@@ -12,9 +12,6 @@ import secrets
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-import xxhash
-
 from tsdoc.errors import DamagedStoreError
 from tsdoc.kernels.kv import KEYS, VALUES, KVArray, LayerIndex
 from tsdoc.store.files import fsync_dir, open_file, store_error
@@ -29,7 +26,7 @@ MakeLayer = Callable[[KVArray], LayerIndex]
 def derived_bytes(segment: Segment) -> int:
     """Bytes that both files take."""
     info = segment.info
-    num_pages = segment.verified.shape[2]
+    num_pages = segment.num_pages
     units = 16 * info.shape.num_layers * num_pages * (segment.units_per_page + 1)
     return IndexLayout(info=info).num_bytes + units
 
@@ -59,13 +56,8 @@ def derive(segment: Segment, make_layer: MakeLayer) -> None:
 
 def _unit_table(segment: Segment, layer: int, kind: int) -> bytes:
     parts = []
-    for page in range(segment.verified.shape[2]):
-        segment.check(layer, kind, np.array([page]))
-        data, first = segment.read_page(layer, kind, page)
-        if xxhash.xxh3_64_intdigest(data) != int(segment.journal.checksums[layer, kind, page]):
-            segment.verified[layer, kind, page] = False
-            segment.check(layer, kind, np.array([page]))  # names it
-            raise DamagedStoreError("changes while it is read", where=str(segment.path))
+    for page in range(segment.num_pages):
+        data, (first, _) = segment.checked_page(layer, kind, page), segment.bounds(page)
         digests = hash_units(memoryview(data), first, segment.info)
         seal = seal_page(digests, int(segment.journal.checksums[layer, kind, page]))
         parts.append(digests.tobytes() + seal.to_bytes(8, "little"))

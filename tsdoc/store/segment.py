@@ -69,6 +69,12 @@ class SegmentInfo:
         """Exact size of kv.bin."""
         return 2 * self.shape.num_layers * self.region_bytes
 
+    def place(self, layer: int, kind: int, first: int, last: int) -> tuple[int, int]:
+        """Offset and size, in bytes, of the K or V of positions [first, last) in kv.bin."""
+        region = (2 * layer + kind) * self.region_bytes
+        row_bytes = self.shape.row_bytes
+        return region + (first - self.start) * row_bytes, (last - first) * row_bytes
+
     def to_json(self) -> dict[str, Any]:
         """Returns the payload of segment.json."""
         shape = self.shape
