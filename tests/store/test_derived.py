@@ -184,11 +184,45 @@ def failing_at(bad, real):
     return read_at
 
 
+def temporary_files(segment):
+    return [path.name for path in segment.directory.iterdir() if path.name.startswith(".tmp-")]
+
+
+def test_others_clean_up_while_they_are_written(store, root):
+    """What is being written stays; what a killed run has left goes."""
+    built, _ = build(store, IDS, shape=SHAPE)
+    segment, own = built.segments[0], []
+    (segment.directory / f".tmp-{'0' * 16}").write_bytes(b"left by a run that was killed")
+
+    def make(keys):
+        own.append(temporary_files(segment))
+        Store(root).prune()
+        with Store(root).begin(KEY, SHAPE, make_ids(300), prefill_block=512, name="other"):
+            own.append(temporary_files(segment))
+        return make_layer(keys)
+
+    with built:
+        derive(segment, make)
+        assert has_index(segment)
+    assert len(own) == 4
+    assert all(names == own[0] for names in own)
+    assert own[0] != [f".tmp-{'0' * 16}"]
+    assert temporary_files(segment) == []
+
+
+def test_what_a_killed_run_has_left_goes_with_the_next_clean_up(store):
+    built, _ = build(store, IDS, shape=SHAPE)
+    with built:
+        (built.segments[0].directory / f".tmp-{'0' * 16}").write_bytes(b"left")
+        store.prune()
+        assert temporary_files(built.segments[0]) == []
+
+
 def test_a_store_that_cannot_be_written_says_so(store, entry, monkeypatch):
     def refuse(*arguments):
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr("tsdoc.store.derive.open_file", refuse)
+    monkeypatch.setattr("tsdoc.store.locks.open_file", refuse)
     with pytest.raises(StoreError, match="Read-only"):
         derive(entry.segments[0], make_layer)
 

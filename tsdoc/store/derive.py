@@ -1,21 +1,21 @@
 """Files that are made from a segment's K and V and could be made again: index.bin and units.bin.
 
 They are written beside the others under a temporary name and renamed, so that a reader sees all of
-one or nothing; whoever comes second replaces a file by an equal one.
+one or nothing; whoever comes second replaces a file by an equal one. While they are written, they
+are locked, so that nobody takes them for what a killed run has left.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import secrets
 from collections.abc import Callable
 from pathlib import Path
 
 from tsdoc.errors import DamagedStoreError
 from tsdoc.kernels.kv import KEYS, VALUES, KVArray, LayerIndex
-from tsdoc.store.files import fsync_dir, open_file, store_error
+from tsdoc.store.files import fsync_dir, store_error
 from tsdoc.store.index_file import INDEX_FILE, IndexLayout, write_index
+from tsdoc.store.locks import drop_temporary, temporary_file
 from tsdoc.store.pages import Segment
 from tsdoc.store.units import UNITS_FILE, hash_units, seal_page, units_header
 
@@ -65,21 +65,15 @@ def _unit_table(segment: Segment, layer: int, kind: int) -> bytes:
 
 
 def _replace(path: Path, write: Callable[[int], None]) -> None:
-    temporary = path.with_name(f".tmp-{secrets.token_hex(8)}")
     try:
-        fd = open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-        try:
+        drop_temporary(path.parent)  # those of runs that were killed
+        with temporary_file(path) as (temporary, fd):
             write(fd)
             os.fsync(fd)
-        finally:
-            os.close(fd)
-        temporary.replace(path)
+            temporary.replace(path)
         fsync_dir(path.parent)
     except OSError as error:
         raise store_error(error, path, "writing it") from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
 
 
 def _write_all(fd: int, data: bytes) -> None:

@@ -13,7 +13,7 @@ from tsdoc.errors import DamagedStoreError, StoreError, StoreFormatError
 from tsdoc.store.files import delete_dir, has_ours, named_dirs, read_json, store_error
 from tsdoc.store.journal import HEADER_BYTES
 from tsdoc.store.key import FORMAT
-from tsdoc.store.locks import Lock, try_exclusive
+from tsdoc.store.locks import Lock, drop_temporary, try_exclusive
 from tsdoc.store.manifest import ENTRY_FILES, Manifest, read_manifest
 from tsdoc.store.segment import SEGMENT_FILES, SegmentInfo, read_info
 
@@ -332,8 +332,9 @@ def _drop_litter(
 ) -> None:
     with contextlib.ExitStack() as stack, contextlib.suppress(OSError, StoreError):
         if os.path.lexists(directory / head):
-            delete_dir(directory, ())
-        if os.path.lexists(directory / head) or not has_ours(directory, names):
+            drop_temporary(directory)
+            return
+        if not has_ours(directory, names):
             return
         for name in lock_names:
             lock = try_exclusive(directory / name)

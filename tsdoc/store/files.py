@@ -175,7 +175,7 @@ def write_json(path: Path, kind: str, payload: Mapping[str, Any]) -> None:
     """
     full = {**payload, "kind": kind, "format": FORMAT}
     full["checksum"] = _digest(full)
-    temporary = path.with_name(f".tmp-{secrets.token_hex(8)}")
+    temporary = temporary_name(path)
     try:
         write_new(temporary, json.dumps(full, indent=1, sort_keys=True).encode())
         temporary.replace(path)
@@ -243,6 +243,20 @@ def _allocate(fd: int, num_bytes: int) -> None:
         offset += os.pwrite(fd, zeros[: num_bytes - offset], offset)
 
 
+def temporary_name(path: Path) -> Path:
+    """A name beside `path`, for what will replace it."""
+    return path.with_name(f".tmp-{secrets.token_hex(8)}")
+
+
+def temporaries(directory: Path) -> list[Path]:
+    """What is called like a temporary file of ours.
+
+    Raises:
+        OSError: the directory cannot be read.
+    """
+    return [path for path in directory.iterdir() if _TEMP_NAME.fullmatch(path.name)]
+
+
 def has_ours(path: Path, names: tuple[str, ...]) -> bool:
     """Tells whether a directory is empty or holds a file of these names or a temporary one."""
     try:
@@ -260,8 +274,7 @@ def delete_dir(path: Path, names: tuple[str, ...]) -> bool:
     Returns:
         Whether the directory is gone.
     """
-    temporary = [p.name for p in path.iterdir() if _TEMP_NAME.fullmatch(p.name)]
-    for name in (*names, *temporary):
+    for name in (*names, *(temporary.name for temporary in temporaries(path))):
         with contextlib.suppress(FileNotFoundError):
             (path / name).unlink()
     try:
