@@ -243,7 +243,8 @@ def join_ranks(meeting: Path, rank: int, tensor: int, sequence: int, device: str
     """Joins `tensor` · `sequence` ranks of this machine; returns once all have come.
 
     Args:
-        meeting: A file, the same for all and new, by which they find each other.
+        meeting: A file, the same for all and new, by which they find each other; ranks on a CPU
+            do not need it afterwards.
         rank: This process.
         tensor: Degree of the tensor axis.
         sequence: Degree of the sequence axis.
@@ -265,11 +266,13 @@ def join_ranks(meeting: Path, rank: int, tensor: int, sequence: int, device: str
         return TorchRanks(made, place, size, on_gpu=device == "cuda")
 
     world = group("world", rank, tensor * sequence)
-    return Mesh(
+    mesh = Mesh(
         world=world,
         tensor=world if sequence == 1 else group(f"tensor {row}", column, tensor),
         sequence=world if tensor == 1 else group(f"sequence {column}", row, sequence),
     )
+    world.wait()  # a rank that is connected may not have seen yet that it is
+    return mesh
 
 
 def _make_group(store: Store, rank: int, size: int, device: str) -> Any:

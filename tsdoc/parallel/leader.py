@@ -48,10 +48,10 @@ class Leader:
 
     def __init__(self, job: Job) -> None:
         self._job = job
+        self._on_gpu = job.device == "cuda"
         self._caches: weakref.WeakKeyDictionary[DeviceCache, dict[str, Any]] = (
             weakref.WeakKeyDictionary()
         )
-        self._on_gpu = job.device == "cuda"
         self._begun: weakref.WeakSet[Any] = weakref.WeakSet()  # what followers keep the state of
         self._processes, self.mesh = self._meet()
         self._reset()
@@ -86,7 +86,8 @@ class Leader:
         if isinstance(mesh, BaseException):
             processes.end()
             raise mesh
-        processes.met()
+        if not self._on_gpu:
+            processes.met()
         processes.on_lost = mesh.abort
         return processes, mesh
 
