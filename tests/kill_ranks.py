@@ -32,6 +32,7 @@ from tsdoc.store.journal import journal_header
 LIMIT_S = 10.0
 NUM_LINES = 140  # about 2,350 tokens
 OPTIONS = ["prefill_block=512", "chunk_size=256", "top_k=512", "threads=1"]
+EXACT = ["compute_dtype=float32", "kv_dtype=float32"]
 STAGES = ("start", "prefill", "answer")
 
 
@@ -59,7 +60,8 @@ class Trial:
         command += ["--model", str(self.model), "--offline", "--device", self.device]
         command += ["--parallel", str(num_ranks), "--max-new-tokens"]
         command += [str(self.long_answer)] if streams else ["8", "--json"]
-        command += [part for value in OPTIONS for part in ("--set", value)]
+        exact = EXACT if self.device == "cuda" else []
+        command += [part for value in [*OPTIONS, *exact] for part in ("--set", value)]
         return subprocess.Popen(
             command,
             env={**os.environ, "TSDOC_HOME": str(self.home)},
@@ -78,6 +80,8 @@ class Trial:
     def compare(self, again: dict[str, Any], whole: dict[str, Any]) -> None:
         found, expected = (report["answers"][0]["text"] for report in (again, whole))
         assert self.is_random or found == expected, (found, expected)
+        if self.is_random:
+            say(f"  the same text: {found == expected}")
 
     def committed_bytes(self) -> int:
         journals = (self.home / "store").rglob("journal.bin")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
+import time
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -22,7 +23,7 @@ from tsdoc.kernels.kv import KVPiece
 from tsdoc.kernels.ranks import Mesh, join_ranks
 from tsdoc.kernels.sharded_cache import ShardedCache, ShardedDecode
 from tsdoc.parallel.job import Job
-from tsdoc.parallel.processes import Processes
+from tsdoc.parallel.processes import POLL_S, Processes
 
 if TYPE_CHECKING:
     from tsdoc.engine.forward import Runner
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 # Operations that Ctrl-C waits for, so that a chat can go on; a GPU has all others done as soon.
 SHORT = frozenset({"run_step", "run_device_step"})
 LONG_ON_GPU = frozenset({"load"})
+NOTICE_S = 1.0  # until it is known that a process has ended
 Stateful = SelectionCache | QueryLog | ShardedDecode | ShardedCache
 
 
@@ -119,8 +121,11 @@ class Leader:
                 cause = self._processes.why()  # a connection breaks before its process has ended
                 self._break()
                 raise cause from error
-            except BaseException:
+            except BaseException as error:
+                lost = self._lost_behind(error)
                 self._break()
+                if lost is not None:
+                    raise lost from error
                 raise
 
     def _check_results(self, arguments: dict[str, object]) -> None:
@@ -133,6 +138,17 @@ class Leader:
             finish_work()
         if self._processes.has_lost():
             raise self._processes.why()
+
+    def _lost_behind(self, error: BaseException) -> RankError | None:
+        """The lost rank that a GPU's complaint comes from: its memory was read from here."""
+        if not self._on_gpu or not isinstance(error, RuntimeError):
+            return None
+        until = time.monotonic() + NOTICE_S
+        while not self._processes.has_lost():
+            if time.monotonic() > until:
+                return None
+            time.sleep(POLL_S)
+        return self._processes.why()
 
     def _refuse_stale(self, arguments: dict[str, object], *, is_lost: bool) -> None:
         """An answer cannot go on with ranks that do not know how it began.
