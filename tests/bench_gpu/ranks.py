@@ -58,12 +58,11 @@ PARTS = {
     "llama3_8b": ("llama3_8b", 1 << 20),
 }
 TINY = {
-    "num_layers": 2, "hidden_size": 64, "intermediate_size": 96, "num_qo_heads": 4,
+    "num_layers": 1, "hidden_size": 64, "intermediate_size": 96, "num_qo_heads": 4,
     "num_kv_heads": 2, "head_dim": 16, "vocab_size": 97,
 }  # fmt: skip
 SMALL = SelectionConfig(n_init=4, n_local=12, top_k=10, chunk_size=16)
 PARTED_S = 270  # a part and number of ranks takes at most so long
-ROOM = 512
 
 
 def synchronize() -> None:
@@ -93,9 +92,10 @@ def make_engine(task: dict[str, Any], mesh: Mesh, max_tokens: int) -> Engine:
 def timed(task: dict[str, Any], mesh: Mesh) -> list[Row]:
     """Prefill and answers of one part, on this rank."""
     num_tokens, block, count = task["tokens"], task["block"], task["count"]
+    room = count + 32
     begun = time.perf_counter()
-    engine = make_engine(task, mesh, num_tokens + ROOM)
-    piece = DevicePiece(start=0, capacity=num_tokens + ROOM)
+    engine = make_engine(task, mesh, num_tokens + room)
+    piece = DevicePiece(start=0, capacity=num_tokens + room)
     engine.cache([piece])  # room for everything, or an error before anything is computed
     synchronize()
     row: Row = {"part": task["part"], "ranks": mesh.world.size, "tokens": num_tokens}
@@ -215,8 +215,8 @@ def run_part(part: str, options: argparse.Namespace) -> list[Row]:
         return run_processes(__spec__.name, task, options.ranks, timeout_s=PARTED_S)[0]["rows"]
     shape, tokens = PARTS[part]
     task |= {
-        "shape": shape, "tokens": options.tokens or (80 if tiny else tokens),
-        "block": 32 if tiny else options.block, "count": 4 if tiny else options.count,
+        "shape": shape, "tokens": options.tokens or (64 if tiny else tokens),
+        "block": 32 if tiny else options.block, "count": 2 if tiny else options.count,
     }  # fmt: skip
     rows: list[Row] = []
     for count in options.sizes:
