@@ -147,7 +147,7 @@ class EngineSettings(_Group):
     compute_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     threads: Positive | None = None
     index: Literal["none", "int4"] = "none"
-    index_candidates: Annotated[int, Field(ge=1, le=64)] = 2
+    index_candidates: Annotated[int, Field(ge=1, le=64)] = 3
     device_memory: Positive | None = None
 
 

@@ -23,8 +23,10 @@ from tsdoc.kernels.triton.decode_scores import decode_votes
 from tsdoc.kernels.triton.index_rescore import select_candidates
 from tsdoc.kernels.triton.index_scan import IndexTuning, index_votes
 from tsdoc.kernels.triton.tiles import LOG2_E
-from tsdoc.kernels.triton.topk import make_space, select_top, tile_size
+from tsdoc.kernels.triton.topk import TopSpace, make_space, select_top, tile_size, tiles_holding
 from tsdoc.kernels.triton_index import DeviceIndex
+
+BUILT_IN = IndexConfig().candidates * PAPER.top_k
 
 
 def fill_like_keys(pool: PagePool) -> None:
@@ -66,8 +68,8 @@ class Layer:
         query = torch.randn(28, 128, device=DEVICE) * 1.5
         self.query = (query * LOG2_E / 128**0.5).to(torch.bfloat16)
 
-    def space(self, candidates: int, tile: int | None = None) -> object:
-        tile = tile or tile_size(2 * self.num_tokens, candidates)
+    def space(self, candidates: int, tile: int | None = None) -> TopSpace:
+        tile = tile or tile_size(4 * self.num_tokens, candidates)
         return make_space(1, self.pool.capacity, candidates, DEVICE, tile=tile)
 
     def exact(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -78,19 +80,20 @@ class Layer:
         )  # fmt: skip
         return votes, select_top(votes, self.meta, top_k=2048, space=space, skip=self.skip)
 
-    def votes(self, space: object, candidates: int, tuning: IndexTuning | None = None) -> tuple:
+    def votes(self, space: TopSpace, candidates: int, tuning: IndexTuning | None = None) -> tuple:
         return index_votes(
             self.query, self.index.axes[0], self.index.centres[0], self.index.codes[0], self.meta,
-            self.skip, space, self.tickets, candidates=candidates, num_sms=self.sms, tuning=tuning,
+            self.skip, space, self.tickets, num_sms=self.sms, tuning=tuning,
+            floor_tiles=tiles_holding(candidates, self.num_tokens, space.tile),
         )  # fmt: skip
 
-    def choose(self, space: object, votes: torch.Tensor, projected: object, room: int) -> object:
+    def choose(self, space: TopSpace, votes: torch.Tensor, projected: object, room: int) -> object:
         return select_candidates(
             self.query, votes, projected, self.pool.keys[0], self.pool.page_table,
             self.index.codes[0], self.meta, self.skip, space, self.tickets, room=room, top_k=2048,
         )  # fmt: skip
 
-    def select(self, space: object, candidates: int) -> object:
+    def select(self, space: TopSpace, candidates: int) -> object:
         return self.choose(space, *self.votes(space, candidates), 2 * candidates)
 
 
@@ -100,6 +103,7 @@ def check(num_tokens: int, candidates: int) -> Row:
     votes, best = layer.exact()
     space = layer.space(candidates)
     guessed, projected = layer.votes(space, candidates)
+    floor = int(space.floors[0]) % (1 << 32)
     chosen = layer.choose(space, guessed, projected, 2 * candidates)
     low, high = (int(n) for n in layer.meta[0, :2])
     basis = find_basis(layer.pool.keys[0][: 1 << 20 if num_tokens >= 1 << 20 else num_tokens])
@@ -113,12 +117,14 @@ def check(num_tokens: int, candidates: int) -> Row:
     )[:, low:high]
     reference = torch.softmax(scores / LOG2_E, -1).sum(0)
     error = (guessed[0, 0, low:high] - reference).abs().max() / reference.max()
+    reached = guessed[0, 0, low:high].view(torch.int32).long() + (1 << 31) >= floor
     row = votes[0, 0]
     caught = row[chosen[0, 0].long()].sum() / row[best[0, 0].long()].sum()
     again = layer.choose(space, *layer.votes(space, candidates), 2 * candidates)
     return {
         "what": "index beside exact selection", "tokens": num_tokens, "candidates": candidates,
-        "caught": float(caught), "same_again": bool(torch.equal(chosen, again)),
+        "reach_the_floor": int(reached.sum()), "caught": float(caught),
+        "same_again": bool(torch.equal(chosen, again)),
         "largest_error_of_votes": float(error), "unique": int(chosen.unique().numel()),
         "share_of_best": float(row[best[0, 0].long()].sum() / 28),
     }  # fmt: skip
@@ -131,7 +137,7 @@ def times(num_tokens: int) -> list[Row]:
         {"what": "selection of a decode step, exact", "ms": graph_ms(layer.exact)},
         {"what": "index of one layer, with compilation", "s": layer.first_build_s},
     ]
-    for candidates in (4096, 6144):
+    for candidates in (4096, BUILT_IN):
         space = layer.space(candidates)
         votes, projected = layer.votes(space, candidates)
         guess = functools.partial(layer.votes, space, candidates)
@@ -143,16 +149,16 @@ def times(num_tokens: int) -> list[Row]:
                 "votes_ms": graph_ms(guess), "choose_ms": graph_ms(choose),
             }
         )  # fmt: skip
-    space = layer.space(4096)
+    space = layer.space(BUILT_IN)
     for tuning in (
         IndexTuning(stages=2), IndexTuning(stages=6), IndexTuning(warps=2, programs=16),
         IndexTuning(warps=8, programs=4), IndexTuning(programs=4), IndexTuning(programs=12),
         IndexTuning(votes_warps=2), IndexTuning(votes_warps=8),
     ):  # fmt: skip
-        guess = functools.partial(layer.votes, space, 4096, tuning)
+        guess = functools.partial(layer.votes, space, BUILT_IN, tuning)
         rows.append({"what": str(tuning), "votes_ms": graph_ms(guess)})
     for tile in (8, 32, 128):
-        guess = functools.partial(layer.votes, layer.space(4096, tile), 4096)
+        guess = functools.partial(layer.votes, layer.space(BUILT_IN, tile), BUILT_IN)
         rows.append({"what": f"tile {tile}", "votes_ms": graph_ms(guess)})
     return rows
 
@@ -160,12 +166,12 @@ def times(num_tokens: int) -> list[Row]:
 def profile(num_tokens: int) -> list[Row]:
     """Microseconds of each kernel of one layer's selection by the index."""
     layer = Layer(num_tokens)
-    space = layer.space(4096)
+    space = layer.space(BUILT_IN)
 
-    layer.select(space, 4096)
+    layer.select(space, BUILT_IN)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as trace:
         for _ in range(10):
-            layer.select(space, 4096)
+            layer.select(space, BUILT_IN)
         torch.cuda.synchronize()
     return [
         {"what": event.key, "us": event.device_time_total / event.count}
@@ -209,5 +215,5 @@ def decode(decoder: FusedDecoder, num_tokens: int, count: int = 24) -> list[Row]
 
 def index(num_tokens: int) -> list[Row]:
     """All but whole decode steps."""
-    rows = [check(n, c) for n in (131_072, num_tokens) for c in (4096, 6144)]
+    rows = [check(n, c) for n in (131_072, num_tokens) for c in (4096, BUILT_IN)]
     return [*rows, *times(num_tokens), *profile(num_tokens)]

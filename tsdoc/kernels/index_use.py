@@ -39,7 +39,7 @@ class IndexConfig:
         sample: One of so many selections is also made exactly, to know that share.
     """
 
-    candidates: int = 2
+    candidates: int = 3
     floor: float = 0.95
     sample: int = 257  # a prime: with every number of layers, each has its turn
 

@@ -31,7 +31,7 @@ from tsdoc.kernels.triton.gather import gather_rotated
 from tsdoc.kernels.triton.index_rescore import select_candidates
 from tsdoc.kernels.triton.index_scan import index_votes
 from tsdoc.kernels.triton.tiles import LOG2_E
-from tsdoc.kernels.triton.topk import make_space, select_top, tile_size
+from tsdoc.kernels.triton.topk import make_space, select_top, tile_size, tiles_holding
 from tsdoc.kernels.triton_index import DeviceIndex
 
 
@@ -91,8 +91,10 @@ class DecodeSteps:
         self._allowed = zeros(pool.capacity + 1) if setup.is_restricted else None
         self._state = zeros(num_layers, STATE_SIZE)
         num_sets = num_kv if config.sets == "per_kv_head" else 1
-        floor = config.top_k * (setup.index[1].candidates if setup.index else 1)
-        self._space = make_space(num_sets, pool.capacity, floor, device, tile=setup.tile)
+        self._num_candidates = config.top_k * (setup.index[1].candidates if setup.index else 1)
+        self._space = make_space(
+            num_sets, pool.capacity, self._num_candidates, device, tile=setup.tile
+        )
         rows = config.n_init + config.top_k + config.n_local + 1 + setup.max_hits
         windows = (num_layers, num_kv, rows, head_dim)
         self._k = torch.empty(windows, dtype=setup.compute_dtype, device=device)
@@ -110,6 +112,8 @@ class DecodeSteps:
         """Prepares for an answer whose first token is at `position`."""
         self._graph = None  # an answer's steps may write to memory of its own
         self._next = position
+        tiles = tiles_holding(self._num_candidates, position, self.setup.tile)
+        self._floor_tiles = max(tiles, self.setup.config.top_k)
         self._position.fill_(position)
         self._state.zero_()
         if self._allowed is not None and allowed is not None:
@@ -181,17 +185,16 @@ class DecodeSteps:
         """Positions [1, num_sets, top_k], num_selected of them written, unless this is a hit."""
         setup, config, pool = self.setup, self.setup.config, self.setup.pool
         if setup.index is not None:
-            index, found_by = setup.index
+            index, _ = setup.index
             codes, keys = index.codes[layer], pool.keys[layer]
-            candidates = found_by.candidates * config.top_k
             votes, projected = index_votes(
                 query, index.axes[layer], index.centres[layer], codes, self._meta, self._skip,
-                self._space, self._tickets, candidates=candidates, allowed=self._allowed,
+                self._space, self._tickets, floor_tiles=self._floor_tiles, allowed=self._allowed,
                 num_sms=setup.num_sms,
             )  # fmt: skip
             return select_candidates(
                 query, votes, projected, keys, pool.page_table, codes, self._meta, self._skip,
-                self._space, self._tickets, room=2 * candidates, top_k=config.top_k,
+                self._space, self._tickets, room=2 * self._num_candidates, top_k=config.top_k,
             )  # fmt: skip
         votes = decode_votes(
             query, pool.keys[layer], pool.page_table, self._meta, self._skip, self._space,
@@ -331,9 +334,9 @@ def make_setup(
         num_sms=num_sms,
         theta=theta,
         max_hits=max_hits,
-        # A candidate more or less does not matter: half as many tiles will do.
+        # A candidate more or less does not matter, so larger tiles than an exact top-k's will do.
         tile=tile_size(
-            2 * position if index else position,
+            4 * position if index else position,
             config.top_k * (index[1].candidates if index else 1),
         ),
         is_restricted=is_restricted,

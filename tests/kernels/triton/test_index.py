@@ -11,7 +11,7 @@ from tsdoc.kernels.selection import top_indices
 from tsdoc.kernels.triton.index_rescore import select_candidates
 from tsdoc.kernels.triton.index_scan import IndexTuning, index_votes
 from tsdoc.kernels.triton.tiles import LOG2_E
-from tsdoc.kernels.triton.topk import make_space
+from tsdoc.kernels.triton.topk import make_space, tiles_holding
 
 Place = tuple[torch.device, torch.dtype]
 SHAPES = [(1, 1, 64), (2, 7, 128), (3, 3, 64), (1, 8, 16)]
@@ -49,11 +49,12 @@ class Case:
         self.tickets = torch.zeros(num_kv, dtype=torch.int32, device=self.device)
 
     def run(
-        self, low: int, high: int, candidates: int, room: int, allowed: torch.Tensor | None = None
+        self, low: int, high: int, tiles: int, room: int, allowed: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, object, torch.Tensor]:
         meta = torch.tensor([[low, high, self.count(low, high, allowed), 0]], dtype=torch.int32)
         meta = meta.to(self.device)
-        space = make_space(1, 2 * self.codes.shape[1], candidates, self.device, tile=8)
+        space = make_space(1, 2 * self.codes.shape[1], tiles, self.device, tile=8)
+        self.space = space
         prefix = None
         if allowed is not None:
             prefix = torch.zeros(2 * self.codes.shape[1] + 1, dtype=torch.int32)
@@ -62,7 +63,7 @@ class Case:
         votes, projected = index_votes(
             self.query, (self.basis.axes * self.basis.steps[:, None]).contiguous(),
             self.basis.centre, self.codes, meta, self.skip, space, self.tickets,
-            candidates=candidates, allowed=prefix, num_sms=2, tuning=IndexTuning(programs=2),
+            floor_tiles=tiles, allowed=prefix, num_sms=2, tuning=IndexTuning(programs=2),
         )  # fmt: skip
         chosen = select_candidates(
             self.query, votes, projected, self.pool.keys, self.pool.page_table, self.codes, meta,
@@ -154,6 +155,18 @@ def test_candidates_beyond_the_room_are_left_out_by_their_votes(place: Place) ->
     votes, _, chosen = case.run(4, 880, 30, 30)
     best = top_indices(votes[0, 0, 4:880], 30) + 4
     assert chosen.tolist() == best.tolist()
+
+
+@pytest.mark.parametrize("wanted", [60, 250])
+def test_about_as_many_candidates_are_found_as_are_wanted(place: Place, wanted: int) -> None:
+    """Keys that follow each other have nothing to do with each other here."""
+    length = 4000
+    case = Case(place, (1, 2, 64), length, top_k=30)
+    votes, _, chosen = case.run(4, length, tiles_holding(wanted, length, 8), 2 * wanted)
+    keys = votes[0, 0, 4:length].view(torch.int32).long() + (1 << 31)  # of votes above 0
+    number = int((keys >= int(case.space.floors[0]) % (1 << 32)).sum())
+    assert 0.85 * wanted <= number <= 1.3 * wanted  # an eighth more tiles may reach the floor
+    assert len(set(chosen.tolist())) == 30
 
 
 def test_nothing_is_computed_on_a_hit(place: Place) -> None:

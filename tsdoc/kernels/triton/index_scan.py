@@ -260,7 +260,7 @@ def index_votes(
     space: TopSpace,
     tickets: torch.Tensor,
     *,
-    candidates: int,
+    floor_tiles: int,
     allowed: torch.Tensor | None = None,
     num_sms: int = 1,
     tuning: IndexTuning | None = None,
@@ -274,9 +274,10 @@ def index_votes(
         codes: [num_kv_heads, num_pages · 128, RANK] uint8, packed.
         meta: [1, 4] int32: init_end, local_start, num_selected, num_before.
         skip: [1] int32; when it is not 0, nothing is computed.
-        space: Of one row; receives maxima, and a floor that the maxima of `candidates` tiles reach.
+        space: Of one row; receives maxima, and a floor.
         tickets: [num_kv_heads] int32, zeros before and afterwards.
-        candidates: How many will be scored exactly, or somewhat more.
+        floor_tiles: Tiles whose maxima reach the floor, or somewhat more; with fewer tiles there is
+            none. At least as many as will be selected.
         allowed: [length + 1] int32, running count of positions that may be selected.
         num_sms: Multiprocessors of the device.
         tuning: Sizes.
@@ -313,7 +314,7 @@ def index_votes(
     votes = torch.empty(1, 1, 2 * num_rows, device=device)
     _votes_kernel[(num_rows // half,)](
         weights, factors, signed, lse, votes, space.maxima, space.floors, space.tickets[0], meta,
-        allowed, skip, num_rows, space.maxima.shape[1], candidates, NUM_KV=num_kv, GROUP=group,
+        allowed, skip, num_rows, space.maxima.shape[1], floor_tiles, NUM_KV=num_kv, GROUP=group,
         R=padded_group, RANK=rank, HALF=half, HAS_ALLOWED=allowed is not None, MAGIC=MAGIC,
         IN_WORDS=in_words, TILE=space.tile, SEARCH=2048, num_warps=tuning.votes_warps,
     )  # fmt: skip

@@ -16,6 +16,7 @@ program looks at 4 k to 16 k maxima and at the votes above the floor about ten t
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -60,6 +61,16 @@ class TopSpace:
 def tile_size(length: int, top_k: int) -> int:
     """Votes of one maximum for rows of `length` votes; only speed depends on it."""
     return max(tile for tile in TILES if tile == TILES[0] or 4 * top_k * tile <= length)
+
+
+def tiles_holding(count: int, length: int, tile: int) -> int:
+    """Tiles that the `count` best of `length` independent votes are expected to lie in.
+
+    The votes that reach the maximum of the last of these tiles are about `count`: where winners
+    stand together they are more.
+    """
+    num_tiles = max(1, length // tile)
+    return max(1, round(-num_tiles * math.expm1(-count / num_tiles)))
 
 
 def make_space(
