@@ -207,7 +207,7 @@ def reread_tokens(settings: EngineSettings, device: str) -> int:
     """Tokens that are read again before a question on a device, at most."""
     if settings.reread_tokens is not None:
         return settings.reread_tokens
-    return 256 if device == "cpu" else 512
+    return 128 if device == "cpu" else 512
 
 
 def index_config(settings: EngineSettings) -> IndexConfig | None:
