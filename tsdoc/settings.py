@@ -125,11 +125,14 @@ class EngineSettings(_Group):
             the KV page (256).
         question_chunk_size: Question tokens that share one selection.
         reread_tokens: Tokens of the document, at most, that are read again before a question:
-            those that it looks at. 0 is off; None is 512 on a GPU and 256 on a CPU, where each
+            those that it looks at. 0 is off; None is 512 on a GPU and 128 on a CPU, where each
             costs time.
         theta: Selection Cache threshold (cosine); None switches the cache off.
         kv_dtype: Type of K and V in pool and store.
         compute_dtype: Type of the arithmetic; auto is float32 on a CPU and bfloat16 on a GPU.
+        decode_weights: How weights are kept for the generated tokens of a CPU: auto is bfloat16,
+            half of what a token has to read, beside the float32 that everything else is computed
+            with, if there is memory for both.
         threads: CPU threads; None is one per core.
         index: How questions and answers find candidates: int4 by a key index of 16 bytes per key
             and head, none by reading all keys. Prefill always reads all keys.
@@ -145,6 +148,7 @@ class EngineSettings(_Group):
     theta: Annotated[float, Field(ge=-1, le=1)] | None = 0.9
     kv_dtype: Literal["bfloat16", "float32"] = "bfloat16"
     compute_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    decode_weights: Literal["auto", "float32", "bfloat16"] = "auto"
     threads: Positive | None = None
     index: Literal["none", "int4"] = "none"
     index_candidates: Annotated[int, Field(ge=1, le=64)] = 3

@@ -6,6 +6,7 @@ engine calls the pieces here in order (see `tsdoc.engine.forward`).
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +17,7 @@ import torch.nn.functional as F
 
 from tsdoc.engine.tensor_split import UNSPLIT, TensorSplit
 from tsdoc.errors import ModelError
-from tsdoc.kernels.products import Linear, Products
+from tsdoc.kernels.products import Linear, NarrowProducts, Products
 from tsdoc.kernels.workers import Workers
 from tsdoc.models.config import ModelConfig
 
@@ -105,10 +106,17 @@ class Decoder:
         self.config = config
         self.dtype = dtype
         self._split = split
-        self._products = Products(workers or Workers())
+        self._workers = workers or Workers()
+        self._products = Products(self._workers)
         parts = read_weights(config, weights, dtype, torch.device("cpu"))
         self._embedding, self._norm, self._head = parts.embedding, parts.norm, parts.head
         self._layers = [parts.layer(number) for number in range(config.num_layers)]
+
+    def narrowed(self) -> Decoder:
+        """The same model for one token at a time, with its own copy of the weights in bfloat16."""
+        twin = copy.copy(self)
+        twin._products = NarrowProducts(self._workers)
+        return twin
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """See `DecoderPart.embed`."""
@@ -156,7 +164,8 @@ class Decoder:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """See `DecoderPart.logits`."""
         x = rms_norm(hidden, self._norm, self.config.norm_eps)
-        return self._split.join(F.linear(x, self._head).float())
+        logits = self._products.by_rows(lambda linear, rows: linear(rows, self._head, None), x)
+        return self._split.join(logits.float())
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -36,6 +36,7 @@ class Engine:
         backend: Device of decoder and caches; by default the CPU.
         index: How questions and answers find candidates; None scores every token, as prefill does.
         team: The ranks that share the model; by default this one has all of it.
+        steps: See `Runner`.
 
     Raises:
         UsageError: the attended tokens would not fit the model's trained window.
@@ -51,6 +52,7 @@ class Engine:
         backend: Backend | None = None,
         index: IndexConfig | None = None,
         team: Team = ALONE,
+        steps: DecoderPart | None = None,
     ) -> None:
         chunk = max(selection.chunk_size, question_chunk_size)
         budget = selection.n_init + selection.top_k + selection.n_local + chunk + MAX_HITS
@@ -68,7 +70,9 @@ class Engine:
         config = decoder.config
         self.backend = backend or TorchBackend(num_kv_heads=config.num_kv_heads)
         rope = make_rope_table(config.rope, config.head_dim, positions, self.backend.device)
-        self.runner = Runner(decoder=decoder, selection=selection, rope=rope, team=team)
+        self.runner = Runner(
+            decoder=decoder, selection=selection, rope=rope, team=team, steps=steps
+        )
 
     def covers(self, max_tokens: int) -> bool:
         """Whether it does for prompts of up to `max_tokens` too."""

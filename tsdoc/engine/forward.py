@@ -31,12 +31,14 @@ class Runner:
     Attributes:
         rope: Table for every compact position these settings can produce.
         team: The ranks that run it together.
+        steps: The model as it runs generated tokens, one at a time; None is `decoder`.
     """
 
     decoder: DecoderPart
     selection: SelectionConfig
     rope: RopeTable
     team: Team = ALONE
+    steps: DecoderPart | None = None
 
     def load(self, cache: DeviceCache, end: int) -> None:
         """Makes K and V of [0, end) available; see `DeviceCache.load`."""
@@ -189,7 +191,7 @@ class Runner:
         allowed: Ranges | None,
         log: QueryLog | None,
     ) -> torch.Tensor:
-        decoder, config = self.decoder, self.selection
+        decoder, config = self.steps or self.decoder, self.selection
         around = chunk_range(position, position + 1, config)
         whole = allowed is None and around.num_candidates <= config.top_k
         hidden = decoder.embed(torch.tensor([token]))

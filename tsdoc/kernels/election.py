@@ -87,8 +87,13 @@ class OwnElection:
         count = race.count(config.top_k)
         if count == 0:
             return torch.empty(num_sets, 0, dtype=torch.int64)
-        scores = race.masked_scores()
-        ballots = votes(scores, config, num_selected=count, num_kv_heads=self._num_kv_heads)
+        ballots = votes(
+            race.masked_scores(),
+            config,
+            num_selected=count,
+            num_kv_heads=self._num_kv_heads,
+            all_allowed=race.mask is None,
+        )
         return torch.stack([top_indices(row, count) for row in ballots]) + race.start
 
     def real(self, scores: torch.Tensor) -> torch.Tensor:
@@ -184,7 +189,5 @@ class JointElection:
 
 
 def _settle(total: torch.Tensor, race: Race, count: int, smoothing: int) -> torch.Tensor:
-    everything = torch.ones(total.shape[1], dtype=torch.bool)
-    allowed = everything if race.mask is None else race.mask
-    decided = settle_votes(total, allowed, smoothing)
+    decided = settle_votes(total, race.mask, smoothing)
     return torch.stack([top_indices(row, count) for row in decided]) + race.start

@@ -96,7 +96,12 @@ def token_queries(q: torch.Tensor, rope: RopeTable, n_local: int) -> torch.Tenso
 
 
 def votes(
-    logits: torch.Tensor, config: SelectionConfig, *, num_selected: int, num_kv_heads: int
+    logits: torch.Tensor,
+    config: SelectionConfig,
+    *,
+    num_selected: int,
+    num_kv_heads: int,
+    all_allowed: bool = False,
 ) -> torch.Tensor:
     """Turns scaled scores into votes for each candidate.
 
@@ -106,6 +111,7 @@ def votes(
         config: Function, sets and smoothing.
         num_selected: How many tokens will be selected (`head_vote` needs it).
         num_kv_heads: Groups of query heads, for `per_kv_head` sets.
+        all_allowed: There is no -inf: it is not looked for.
 
     Returns:
         [num_sets, num_candidates]: float32, or float64 for `head_vote`, whose counts carry the
@@ -119,7 +125,8 @@ def votes(
         num_heads=logits.shape[0],
         add_up=lambda x: _sum_over_heads(x, num_sets),
     )
-    return settle_votes(combined, torch.isfinite(logits[0]), config.smoothing)
+    allowed = None if all_allowed else torch.isfinite(logits[0])
+    return settle_votes(combined, allowed, config.smoothing)
 
 
 def cast_votes(
@@ -155,18 +162,23 @@ def cast_votes(
     return combined
 
 
-def settle_votes(combined: torch.Tensor, allowed: torch.Tensor, smoothing: int) -> torch.Tensor:
+def settle_votes(
+    combined: torch.Tensor, allowed: torch.Tensor | None, smoothing: int
+) -> torch.Tensor:
     """What decides, from the votes of all heads: forbidden candidates are -inf, neighbours pooled.
 
     Args:
         combined: [num_sets, num_candidates], see `cast_votes`.
-        allowed: [num_candidates] bool.
+        allowed: [num_candidates] bool; None is all.
         smoothing: Width of the max-pool.
     """
-    combined = combined.masked_fill(~allowed, -torch.inf)
+    if allowed is not None:
+        combined = combined.masked_fill(~allowed, -torch.inf)
     if smoothing > 1:
         pooled = F.max_pool1d(combined.unsqueeze(0), smoothing, stride=1, padding=smoothing // 2)
-        combined = pooled.squeeze(0).masked_fill(~allowed, -torch.inf)
+        combined = pooled.squeeze(0)
+        if allowed is not None:
+            combined = combined.masked_fill(~allowed, -torch.inf)
     return combined
 
 

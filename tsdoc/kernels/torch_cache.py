@@ -30,7 +30,7 @@ from tsdoc.kernels.selection import (
     token_queries,
 )
 from tsdoc.kernels.torch_index import select_by_index
-from tsdoc.kernels.torch_window import TorchWindow
+from tsdoc.kernels.torch_window import ROOM, TorchWindow
 from tsdoc.kernels.workers import Workers
 
 SCORE_BYTES = 128 << 20  # scores held at a time
@@ -413,8 +413,16 @@ class TorchCache:
 
     def open_window(self, layer: int, selected: torch.Tensor, around: ChunkRange) -> Window:
         """See `DeviceCache.open_window`."""
-        k, v = self._gather_rotated(layer, selected, around, around.start)
-        return TorchWindow(partial(self.gather, layer), self.rope, k, v)
+        positions = attended_positions(selected, around, around.start)
+        tasks = [partial(self._gather, layer, kind, positions, ROOM) for kind in (KEYS, VALUES)]
+        for piece in self._pieces:  # not in threads: this touches the process's warning filters
+            self._rows(piece, layer)
+        with self._workers.leading():
+            k, v = self._workers.run(tasks)
+        length = positions.shape[1]
+        own = k[:, :length]
+        own.copy_(self.rope.rotate(own, slice(0, length)))
+        return TorchWindow(partial(self.gather, layer), self.rope, k, v, length)
 
     def _gather_rotated(
         self, layer: int, selected: torch.Tensor, around: ChunkRange, end: int
@@ -426,28 +434,29 @@ class TorchCache:
 
     def gather(self, layer: int, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V at `positions` [num_sets, n], ascending: each [num_kv_heads, n, head_dim]."""
+        return self._gather(layer, KEYS, positions), self._gather(layer, VALUES, positions)
+
+    def _gather(
+        self, layer: int, kind: int, positions: torch.Tensor, room: int = 0
+    ) -> torch.Tensor:
+        """Rows at `positions` of K or V, as `gather` has them, before `room` unwritten ones."""
         num_sets, count = positions.shape
-        head_dim = self._rows(self._pieces[0], layer)[0].shape[-1]
-        k = torch.empty(self._num_kv_heads, count, head_dim)
-        v = torch.empty_like(k)
+        head_dim = self._rows(self._pieces[0], layer)[kind].shape[-1]
+        out = torch.empty(self._num_kv_heads, count + room, head_dim)
         heads_per_set = self._num_kv_heads // num_sets
         for piece in self._pieces:
             bounds = torch.tensor([piece.start, piece.start + piece.capacity])
-            keys, values = self._rows(piece, layer)
+            rows = self._rows(piece, layer)[kind]
             for number, row in enumerate(positions):
                 first, last = torch.searchsorted(row, bounds).tolist()
                 if first == last:
                     continue
                 where = row[first:last]
-                absolute = where.numpy()
-                piece.check_rows(layer, KEYS, absolute)
-                piece.check_rows(layer, VALUES, absolute)
+                piece.check_rows(layer, kind, where.numpy())
                 heads = slice(number * heads_per_set, (number + 1) * heads_per_set)
-                local = where - piece.start
-                for rows, out in ((keys, k), (values, v)):
-                    found = rows[:, heads].index_select(0, local)
-                    out[heads, first:last].copy_(found.transpose(0, 1))
-        return k, v
+                found = rows[:, heads].index_select(0, where - piece.start)
+                out[heads, first:last].copy_(found.transpose(0, 1))
+        return out
 
     def _rows(self, piece: KVPiece, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V of a piece as tensors [capacity, num_kv_heads, head_dim] on its own memory."""

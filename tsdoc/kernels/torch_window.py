@@ -20,15 +20,18 @@ class TorchWindow:
     Args:
         gather: K and V at positions [num_sets, n], each [num_kv_heads, n, head_dim].
         rope: Table that covers the window as it grows.
-        k: What it begins with, rotated.
+        k: Its first `length` rows are what it begins with, rotated; the others are room to grow.
         v: Same shape.
+        length: Rows at first.
     """
 
-    def __init__(self, gather: Gather, rope: RopeTable, k: torch.Tensor, v: torch.Tensor) -> None:
+    def __init__(
+        self, gather: Gather, rope: RopeTable, k: torch.Tensor, v: torch.Tensor, length: int
+    ) -> None:
         self._gather = gather
         self._rope = rope
-        self._length = k.shape[1]
-        self._k, self._v = _with_room(k), _with_room(v)
+        self._length = length
+        self._k, self._v = k, v
 
     def attend(self, q: torch.Tensor, position: int) -> torch.Tensor:
         """See `Window.attend`."""

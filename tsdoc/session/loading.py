@@ -35,11 +35,13 @@ class LoadedModel:
 
     Attributes:
         team: The ranks that share the model.
+        steps: The decoder for generated tokens; None is `decoder`.
     """
 
     decoder: DecoderPart
     backend: Backend
     team: Team
+    steps: DecoderPart | None = None
 
     def close(self) -> None:
         """Ends the other ranks."""
@@ -169,11 +171,28 @@ def _load(
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     workers = Workers()
+    decoder = Decoder(config, weights, dtype, workers=workers)
     return LoadedModel(
-        decoder=Decoder(config, weights, dtype, workers=workers),
+        decoder=decoder,
         backend=TorchBackend(num_kv_heads=config.num_kv_heads, workers=workers),
         team=ALONE,
+        steps=decoder.narrowed() if _narrows(settings, config, dtype) else None,
     )
+
+
+def _narrows(settings: EngineSettings, config: ModelConfig, dtype: torch.dtype) -> bool:
+    """Whether a CPU's generated tokens are computed with weights in bfloat16."""
+    import psutil
+    import torch
+
+    from tsdoc.engine.random_weights import tensor_shapes
+
+    if dtype != torch.float32 or settings.decode_weights == "float32":
+        return False
+    if settings.decode_weights == "bfloat16":
+        return True
+    num_bytes = 2 * sum(math.prod(shape) for shape in tensor_shapes(config).values())
+    return num_bytes + MEMORY_MARGIN <= psutil.virtual_memory().available
 
 
 def build_engine(
@@ -200,6 +219,7 @@ def build_engine(
         backend=loaded.backend,
         index=index,
         team=loaded.team,
+        steps=loaded.steps,
     )
 
 
