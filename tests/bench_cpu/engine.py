@@ -55,6 +55,7 @@ class Runs:
             max_tokens=1 << 20,
             question_chunk_size=512,
             backend=loaded.backend,
+            steps=loaded.steps,
         )
 
     def block_s(self, ids: npt.NDArray[np.int32], start: int, repeat: int) -> list[float]:

@@ -15,6 +15,7 @@ from tests.tiny_models import memory_piece
 from tsdoc.engine.decoder import Decoder
 from tsdoc.engine.engine import Engine
 from tsdoc.engine.generate import GenerationConfig
+from tsdoc.engine.selection_cache import SelectionCache
 from tsdoc.kernels.selection import SelectionConfig
 from tsdoc.models.locate import LocatedModel
 from tsdoc.models.weights import open_weights
@@ -150,3 +151,43 @@ def test_bfloat16_keys_and_values_keep_the_greedy_tokens(
     mean = float(torch.stack(divergences).mean())
     record_property("mean_kl", mean)
     assert mean <= 1e-3
+
+
+def test_weights_in_bfloat16_keep_the_clear_tokens_of_steps(
+    pair: Pair, record_property: Callable[[str, object], None]
+) -> None:
+    exact = pair.engine
+    assert isinstance(exact.runner.decoder, Decoder)
+    narrow = Engine(
+        exact.runner.decoder,
+        COVERING,
+        max_tokens=4096,
+        question_chunk_size=128,
+        steps=exact.runner.decoder.narrowed(),
+    )
+
+    def by_steps(engine: Engine, prompt: np.ndarray, follow: list[int]) -> torch.Tensor:
+        piece = memory_piece(engine, len(prompt) + NUM_NEW)
+        engine.prefill([piece], prompt[:-1], 0, prefill_block=256, on_block=lambda end: None)
+        cache, reuse = engine.cache([piece]), SelectionCache(0.9)
+        tokens = [int(prompt[-1]), *follow[:-1]]
+        return torch.stack(
+            [
+                engine.runner.run_step(cache, token, at, reuse)
+                for at, token in enumerate(tokens, len(prompt) - 1)
+            ]
+        )
+
+    divergences = []
+    for prompt in pair.prompts:
+        tokens, logits = run(pair, prompt, "float32")
+        assert torch.allclose(by_steps(exact, prompt, tokens), logits, atol=1e-3)
+        found = by_steps(narrow, prompt, tokens)
+        best = logits.topk(2).values
+        clear = best[:, 0] - best[:, 1] > 0.5
+        assert torch.equal(found.argmax(-1)[clear], torch.tensor(tokens)[clear])
+        whole, rounded = torch.log_softmax(logits, dim=-1), torch.log_softmax(found, dim=-1)
+        divergences.append((whole.exp() * (whole - rounded)).sum(-1).mean())
+    mean = float(torch.stack(divergences).mean())
+    record_property("mean_kl", mean)
+    assert mean <= 2e-3

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tsdoc.kernels import products
-from tsdoc.kernels.products import Linear, Products
+from tsdoc.kernels.products import Linear, NarrowProducts, Products
 from tsdoc.kernels.workers import Workers
 
 
@@ -71,3 +71,16 @@ def test_a_computation_is_the_same_in_slices(num_rows: int, openblas: bool) -> N
     actual = Products(Workers(2), openblas=openblas).by_rows(compute, x)
     expected = torch.relu(x.double() @ there.double().T) @ back.double().T
     torch.testing.assert_close(actual.double(), expected, atol=2e-3, rtol=1e-4)
+
+
+def test_single_rows_by_narrow_weights_are_rounded_once() -> None:
+    generator = torch.Generator().manual_seed(1)
+    x, weight = (torch.randn(rows, 96, generator=generator) for rows in (1, 360))
+    bias = torch.randn(360, generator=generator)
+    narrow = NarrowProducts(Workers(2))
+    actual = narrow.by_rows(lambda linear, rows: linear(rows, weight, bias), x)
+    rounded = x.bfloat16().double() @ weight.bfloat16().double().T
+    torch.testing.assert_close((actual - bias).double(), rounded, atol=1e-5, rtol=2**-8)
+    assert actual.dtype == torch.float32
+    weight.zero_()  # what is kept is a copy, made once
+    assert torch.equal(narrow.multiply(x, weight, bias), actual)

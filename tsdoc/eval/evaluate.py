@@ -158,6 +158,7 @@ class _Subject:
             backend=loaded.backend,
             template=self.opened.template,
             max_tokens=max_tokens,
+            steps=loaded.steps,
         )
 
     def header(self) -> dict[str, Any]:
@@ -170,6 +171,7 @@ class _Subject:
             "device": self.device,
             "compute_dtype": self.compute_dtype,
             "kv_dtype": engine.kv_dtype,
+            "decode_weights": engine.decode_weights,
             "theta": engine.theta,
             "question_chunk_size": engine.question_chunk_size,
             "reread_tokens": reread_tokens(engine, self.device),

@@ -45,6 +45,7 @@ class Bench:
     timer: Timer
     recorder: Recorder
     decoder: DecoderPart
+    steps: DecoderPart | None
     backend: TimedBackend
 
     @property
@@ -84,6 +85,7 @@ class Bench:
             question_chunk_size=self.settings.engine.question_chunk_size,
             backend=self.backend,
             index=index,
+            steps=self.steps,
         )
 
     def prefill(
@@ -145,6 +147,7 @@ def set_up(prompt: ProfilePrompt, settings: Settings, device: Device) -> Bench:
         timer=timer,
         recorder=recorder,
         decoder=TimedDecoder(loaded.decoder, recorder),
+        steps=TimedDecoder(loaded.steps, recorder) if loaded.steps is not None else None,
         backend=TimedBackend(loaded.backend, recorder),
     )
 

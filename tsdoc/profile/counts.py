@@ -36,6 +36,7 @@ class Traffic:
 
     Attributes:
         compute_bytes: Per number of activations and weights.
+        step_bytes: Per number of the weights that a generated token reads.
         kv_bytes: Per number of the cached K and V.
         gathered_bytes: Per number of gathered K and V.
         prefill_passes: Times a block's selection reads K.
@@ -44,6 +45,7 @@ class Traffic:
     """
 
     compute_bytes: int
+    step_bytes: int
     kv_bytes: int
     gathered_bytes: int
     prefill_passes: int
@@ -51,8 +53,12 @@ class Traffic:
     decode_score_accesses: int
 
 
-def traffic(device: str, compute_dtype: str, kv_dtype: str) -> Traffic:
+def traffic(
+    device: str, compute_dtype: str, kv_dtype: str, *, narrow_steps: bool = False
+) -> Traffic:
     """Returns what the backend of "cpu" or "cuda" does.
+
+    With `narrow_steps`, generated tokens read weights in bfloat16.
 
     The CPU writes scores once, reads them for the softmax, writes and reads its result; it gathers
     into float32. CUDA reads K twice in a prefill and keeps no scores; in decode it reads K once,
@@ -63,6 +69,7 @@ def traffic(device: str, compute_dtype: str, kv_dtype: str) -> Traffic:
     if device == "cuda":
         return Traffic(
             compute_bytes=compute,
+            step_bytes=compute,
             kv_bytes=kv,
             gathered_bytes=compute,
             prefill_passes=2,
@@ -71,6 +78,7 @@ def traffic(device: str, compute_dtype: str, kv_dtype: str) -> Traffic:
         )
     return Traffic(
         compute_bytes=compute,
+        step_bytes=2 if narrow_steps else compute,
         kv_bytes=kv,
         gathered_bytes=4,
         prefill_passes=1,
@@ -110,8 +118,8 @@ def prefill_linear(config: ModelConfig, num_tokens: int, t: Traffic) -> Work:
 
 def decode_linear(config: ModelConfig, t: Traffic) -> Work:
     """All layers and the logits of one token: every weight is read once."""
-    layer = projections(config, 1, t.compute_bytes) + layer_rest(config, 1, t.compute_bytes)
-    head = product(1, config.hidden_size, config.vocab_size, t.compute_bytes)
+    layer = projections(config, 1, t.step_bytes) + layer_rest(config, 1, t.step_bytes)
+    head = product(1, config.hidden_size, config.vocab_size, t.step_bytes)
     return layer * config.num_layers + head
 
 

@@ -139,7 +139,7 @@ def decode_parts(bench: Bench) -> tuple[float, tuple[float, float] | None]:
     """
     config = bench.prompt.config
     layers = range(config.num_layers)
-    inner = bench.loaded.decoder
+    inner = bench.loaded.steps or bench.loaded.decoder
     device = bench.backend.device
     hidden = inner.embed(torch.zeros(1, dtype=torch.int64))
     attention = torch.zeros(1, config.num_qo_heads, config.head_dim, device=device)

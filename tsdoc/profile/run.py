@@ -192,7 +192,12 @@ def _measure(
     with _stage(reporter, "decode at several thetas"):
         curve = theta_curve(bench, _renaming(reporter, "decode"))
     with _stage(reporter, "kernels one by one"):
-        counted = traffic(device, prompt.compute_dtype, settings.engine.kv_dtype)
+        counted = traffic(
+            device,
+            prompt.compute_dtype,
+            settings.engine.kv_dtype,
+            narrow_steps=bench.steps is not None,
+        )
         kernels = prefill_kernels(bench, prefill, counted, ceilings)
         kernels += decode_kernels(bench, counted, ceilings)
     kept = _keep(bench, directory, reporter) if directory is not None else None

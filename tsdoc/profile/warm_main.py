@@ -61,6 +61,7 @@ def _answer(job: dict[str, Any]) -> None:
             max_tokens=len(ids) + ROOM,
             question_chunk_size=settings.engine.question_chunk_size,
             backend=loaded.backend,
+            steps=loaded.steps,
         )
         options = GenerationConfig(
             max_new_tokens=1,

@@ -23,6 +23,7 @@ class ModelContext:
     """A loaded model and the settings it runs with.
 
     Attributes:
+        steps: See `Runner`.
         backend: Of the shipped engine; other policies run on its device.
         template: What stands around haystack and question.
         max_tokens: The longest haystack with its question and answer.
@@ -34,6 +35,7 @@ class ModelContext:
     backend: Backend
     template: ChatTemplate
     max_tokens: int
+    steps: DecoderPart | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

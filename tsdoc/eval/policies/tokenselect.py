@@ -51,6 +51,7 @@ class TokenSelect:
             max_tokens=context.max_tokens,
             question_chunk_size=self._settings.engine.question_chunk_size,
             backend=context.backend,
+            steps=context.steps,
             index=index_config(self._settings.engine),
         )
         self.piece = self._make_piece(0, 1)
