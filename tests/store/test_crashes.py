@@ -16,6 +16,7 @@ from tsdoc.store import Store
 from tsdoc.store.manifest import ENTRY_FILES
 from tsdoc.store.pages import Segment
 from tsdoc.store.segment import DERIVED_FILES, SEGMENT_FILES
+from tsdoc.store.votes_file import VOTES_FILE
 
 REPOSITORY = Path(__file__).parents[2]
 NUM_TOKENS = 4000
@@ -214,8 +215,8 @@ def check_alone(root, ids):
         assert np.array_equal(read(entry), expected(ids))
     assert [e.status for e in store.list()] == ["complete"]
     names = {p.name for p in root.rglob("*") if p.is_file()}
-    written = set(SEGMENT_FILES) - set(DERIVED_FILES)
-    assert names == {"store.lock", "model.json", *ENTRY_FILES, *written}
+    written = {*ENTRY_FILES, *SEGMENT_FILES} - {*DERIVED_FILES, VOTES_FILE}
+    assert names == {"store.lock", "model.json", *written}
     assert len(list(root.rglob("*"))) == len(names) + 5  # and the directories
 
 
