@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 from collections import defaultdict
@@ -19,6 +20,7 @@ from tsdoc.cli.app import build_app
 from tsdoc.cli.console import Terminal
 from tsdoc.cli.edge import run_command
 from tsdoc.cli.services import Services
+from tsdoc.kernels.memory_plan import MemoryPlan
 
 __all__ = ["model_directory"]
 
@@ -38,6 +40,7 @@ NOT_SEEN = {
     "notes[]",
     "differences[]",
     "fidelity[]",
+    "estimate.device.",  # a GPU's; see the test of its fields
 }
 
 Run = Callable[..., dict[str, Any]]
@@ -164,6 +167,12 @@ def test_commands_write_what_is_documented(
         missing |= {f"{schema}: {path}" for path in fields[schema].keys() - has}
     assert wrong == set()
     assert {m for m in missing if not any(part in m for part in NOT_SEEN)} == set()
+
+
+def test_the_plan_of_a_gpus_memory_is_as_documented() -> None:
+    rows = read_document()["A session"]
+    names = {name.removeprefix("estimate.device.") for name in rows if "estimate.device." in name}
+    assert names == {field.name for field in dataclasses.fields(MemoryPlan)}
 
 
 def test_errors_are_as_documented(cli: Cli) -> None:

@@ -12,9 +12,11 @@ import pytest
 
 from tests.session.conftest import TEXT, Recorder
 from tsdoc.home import Home
+from tsdoc.kernels.memory_plan import MemoryPlan, plan_memory
+from tsdoc.kernels.torch_cache import TorchBackend
 from tsdoc.session import Session
 from tsdoc.session.calibration import MAX_MEASURED, Calibration, PeakMemory, read_all
-from tsdoc.session.forecast import Forecast
+from tsdoc.session.forecast import Forecast, describe_plan
 from tsdoc.session.results import Estimate
 
 Start = Callable[..., Session]
@@ -96,6 +98,55 @@ def test_a_long_prefill_is_said_before_it_begins_and_compared_afterwards(home: H
     known = calibration(home).read()
     assert known is not None
     assert known.memory_bytes == forecast.outcome.memory_bytes > 0
+
+
+CAPPED = plan_memory(
+    total_bytes=24_000_000_000,
+    free_bytes=8_800_000_000,
+    kv_bytes=60_000_000_000,
+    stage_bytes=2_100_000_000,
+    index_bytes=1_900_000_000,
+    may_move=True,
+)
+
+
+def test_where_a_gpus_memory_is_limited_what_lies_in_it_is_said(home: Home) -> None:
+    reporter = Recorder()
+    reporter.start("prefill", 100_000, "tokens")
+    limited = replace(estimate(1200.0), device=CAPPED)
+    with Forecast(limited, calibration(home), reporter, kept=True):
+        assert reporter.notes[1] == (
+            "22.4 GB of 24.0 GB of the GPU's memory: 15.2 GB for the weights, 1.9 GB for the key "
+            "index, 2.1 GB for keys of two layers, 3.2 GB for the work; K and V, 60.0 GB, go to "
+            "the machine's own memory"
+        )
+    roomy = replace(CAPPED, on_host=False, stage_bytes=0, index_bytes=0, kv_bytes=5_000_000_000)
+    assert describe_plan(roomy) == (
+        "23.4 GB of 24.0 GB of the GPU's memory: 15.2 GB for the weights, 5.0 GB for K and V, "
+        "3.2 GB for the work"
+    )
+
+
+def test_a_limited_device_is_asked_for_its_plan_before_the_prefill(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A backend of the CPU that plans as one of a GPU does."""
+    asked: list[int] = []
+
+    class Limited(TorchBackend):
+        def memory_plan(self, num_tokens: int) -> MemoryPlan:
+            asked.append(num_tokens)
+            return CAPPED
+
+    monkeypatch.setattr("tsdoc.kernels.torch_cache.TorchBackend", Limited)
+    reporter = Recorder()
+    with start(reporter) as session:
+        prepared = session.prepare()
+    assert prepared.estimate.device == CAPPED
+    assert asked == [prepared.prompt_tokens]
+    assert any("--set index=int4" in note for note in reporter.notes)
+    with start() as session:
+        assert session.prepare().estimate.device is None  # there was nothing to compute
 
 
 def test_a_short_one_is_not_worth_a_word(home: Home) -> None:

@@ -8,12 +8,13 @@ A backend owns the memory its caches live in. Positions are absolute positions i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
 from tsdoc.kernels.index_use import IndexWatch
 from tsdoc.kernels.kv import KVPiece
+from tsdoc.kernels.memory_plan import MemoryPlan
 from tsdoc.kernels.rope import RopeTable
 from tsdoc.kernels.selection import ChunkRange, SelectionConfig
 
@@ -214,3 +215,11 @@ class Backend(Protocol):
         Raises:
             ResourceError: the device cannot hold it.
         """
+
+
+@runtime_checkable
+class Planning(Protocol):
+    """A backend whose device has memory of its own, which may be limited."""
+
+    def memory_plan(self, num_tokens: int) -> MemoryPlan | None:
+        """What a prompt of so many tokens will need of a limited memory; None without a limit."""

@@ -94,6 +94,13 @@ class PagePool:
         """Positions there is room for."""
         return len(self._pages) * PAGE_SIZE
 
+    @property
+    def device_bytes(self) -> int:
+        """Device memory that is held, and given back where the pool grows."""
+        if not self._on_host:
+            return self.bytes_for(self.capacity)
+        return self.stage_bytes(self.capacity) if self._stage is not None else 0
+
     def stage_bytes(self, num_tokens: int) -> int:
         """Device memory that a prompt of so many tokens in host memory takes to be scored."""
         return self.bytes_for(num_tokens) // len(self.keys)

@@ -9,6 +9,7 @@ import torch
 from tsdoc.errors import ResourceError
 from tsdoc.kernels.index_use import IndexWatch
 from tsdoc.kernels.kv import KVPiece
+from tsdoc.kernels.memory_plan import WORK_BYTES, MemoryPlan, plan_memory
 from tsdoc.kernels.page_pool import PagePool
 from tsdoc.kernels.ranks import Ranks, SoloRanks
 from tsdoc.kernels.rope import RopeTable
@@ -20,8 +21,6 @@ from tsdoc.kernels.triton_index import DeviceIndex
 from tsdoc.kernels.triton_parts import CacheParts
 from tsdoc.models.config import ModelConfig
 
-WORK_BYTES = 5 << 30  # activations of a block, votes, gathered rows, what libraries take
-HOST_WORK_BYTES = 3 << 30  # the same where memory is short: what was measured, and a margin
 HOST_SHARE = 0.8  # of the host's free memory that may be pinned
 SPARE_TOKENS = 4096  # room for questions and answers behind a prompt
 
@@ -100,37 +99,47 @@ class TritonBackend:
         Raises:
             ResourceError: they do not fit there either.
         """
-        if self.device.type != "cuda":
+        if self.device.type != "cuda" and self._memory_bytes is None:
             return
-        free, total = free_memory(self.device, self._memory_bytes)
-        pool, room = self.pool, num_tokens + SPARE_TOKENS
-        held = 0 if pool.on_host else pool.bytes_for(pool.capacity)
-        needed = pool.bytes_for(room) - held
-        if not pool.on_host and needed + WORK_BYTES <= free:
+        pool = self.pool
+        plan = self._plan(num_tokens)
+        if plan.fits and not plan.on_host:
             return
-        if self._memory_bytes is not None and self._moves_to_host(room, free + held):
+        if plan.fits and fits_host(plan.kv_bytes):
+            if not pool.on_host:
+                pool.move_to_host()
+                torch.cuda.empty_cache()
             return
+        free = plan.total_bytes - plan.taken_bytes
         per_token = pool.bytes_for(256) / 256
-        most = max(0, int((free + held - WORK_BYTES) / per_token) - SPARE_TOKENS)
+        most = max(0, int((free - WORK_BYTES) / per_token) - SPARE_TOKENS)
         raise ResourceError(
-            f"K and V of {num_tokens:,} tokens need {needed / 1e9:.1f} GB of device memory and "
-            f"the work {WORK_BYTES / 1e9:.1f} GB more; {free / 1e9:.1f} of {total / 1e9:.1f} GB "
-            "are free",
+            f"K and V of {num_tokens:,} tokens need {plan.kv_bytes / 1e9:.1f} GB of device memory "
+            f"and the work {WORK_BYTES / 1e9:.1f} GB more; {free / 1e9:.1f} of "
+            f"{plan.total_bytes / 1e9:.1f} GB are free",
             hint=f"About {most:,} tokens fit. Read less (--pages, --section, --exclude), choose a "
             "smaller model, keep K and V in the machine's memory (--set device_memory=BYTES), or "
             "use --device cpu.",
         )
 
-    def _moves_to_host(self, num_tokens: int, free_bytes: int) -> bool:
-        """Whether K and V of so many tokens are, or now go, to host memory: if there is room."""
-        pool = self.pool
-        beside = pool.stage_bytes(num_tokens) + self._parts.index.bytes_for(num_tokens)
-        if beside + HOST_WORK_BYTES > free_bytes or not fits_host(pool.bytes_for(num_tokens)):
-            return False
-        if not pool.on_host:
-            pool.move_to_host()
-            torch.cuda.empty_cache()
-        return True
+    def memory_plan(self, num_tokens: int) -> MemoryPlan | None:
+        """See `Planning`: with a limit of device memory."""
+        return None if self._memory_bytes is None else self._plan(num_tokens)
+
+    def _plan(self, num_tokens: int) -> MemoryPlan:
+        """Where K and V of so many tokens go, with room for questions and answers."""
+        pool, room = self.pool, num_tokens + SPARE_TOKENS
+        free, total = free_memory(self.device, self._memory_bytes)
+        index = self._parts.index
+        return plan_memory(
+            total_bytes=total,
+            free_bytes=free + pool.device_bytes,
+            kv_bytes=pool.bytes_for(room),
+            stage_bytes=pool.stage_bytes(room),
+            index_bytes=max(0, index.bytes_for(room) - index.held_bytes),
+            may_move=self._memory_bytes is not None,
+            is_moved=pool.on_host,
+        )
 
 
 def _shared(held: Sequence[tuple[object, int]], pieces: Sequence[KVPiece]) -> int:

@@ -48,6 +48,11 @@ class DeviceIndex:
         pages = -(-num_tokens // PAGE)
         return len(self._pool.keys) * num_kv * pages * HALF * RANK
 
+    @property
+    def held_bytes(self) -> int:
+        """Device memory that its codes have, and give back where it grows."""
+        return sum(codes.numel() for codes in self.codes)
+
     def cover(self, end: int) -> None:
         """Makes [0, end) part of the index; what changed in the pool meanwhile is encoded anew.
 

@@ -5,12 +5,29 @@ from __future__ import annotations
 import time
 from types import TracebackType
 
+from tsdoc.kernels.memory_plan import MemoryPlan
 from tsdoc.progress import Reporter
 from tsdoc.session.calibration import Calibration, PeakMemory
 from tsdoc.session.results import Estimate, Outcome
 from tsdoc.terminal import format_bytes, format_duration
 
 LONG_PREFILL_S = 60.0
+
+
+def describe_plan(plan: MemoryPlan) -> str:
+    """One line: what lies where."""
+    parts = [f"{format_bytes(plan.taken_bytes)} for the weights"]
+    if plan.on_host:
+        parts.append(f"{format_bytes(plan.index_bytes)} for the key index")
+        parts.append(f"{format_bytes(plan.stage_bytes)} for keys of two layers")
+    else:
+        parts.append(f"{format_bytes(plan.kv_bytes)} for K and V")
+    parts.append(f"{format_bytes(plan.work_bytes)} for the work")
+    where = f"; K and V, {format_bytes(plan.kv_bytes)}, go to the machine's own memory"
+    return (
+        f"{format_bytes(plan.needed_bytes)} of {format_bytes(plan.total_bytes)} of the GPU's "
+        f"memory: {', '.join(parts)}{where if plan.on_host else ''}"
+    )
 
 
 class Forecast:
@@ -84,6 +101,8 @@ class Forecast:
             + "".join(f", {part}" for part in parts)
             + f"; {keep}; --pages or --section reads less"
         )
+        if estimate.device is not None:
+            self._reporter.note(describe_plan(estimate.device))
 
     def __exit__(
         self,

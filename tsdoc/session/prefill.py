@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tsdoc.errors import (
@@ -163,7 +163,11 @@ class Prefill:
             on_wait=self._waiting(),
         ) as writer:
             estimate = self.estimate(writer.num_committed)
-            outcome = self._fill(writer, estimate) if estimate.prefill_tokens else None
+            outcome = None
+            if estimate.prefill_tokens:
+                engine = self.make_engine(len(self.ids))
+                estimate = self._with_plan(estimate, engine)
+                outcome = self._fill(engine, writer, estimate)
             self.reporter.finish()
             entry = writer.finish()
         return PromptKV(
@@ -174,8 +178,20 @@ class Prefill:
             prefill_s=time.perf_counter() - begun,
         )
 
-    def _fill(self, writer: Writer, estimate: Estimate) -> Outcome | None:
-        engine = self.make_engine(len(self.ids))
+    def _with_plan(self, estimate: Estimate, engine: Engine) -> Estimate:
+        """Adds what will lie in a GPU's memory; says what makes answers slow."""
+        from tsdoc.kernels.interface import Planning
+
+        backend = engine.backend
+        plan = backend.memory_plan(len(self.ids)) if isinstance(backend, Planning) else None
+        if plan is not None and plan.on_host and engine.index is None:
+            self.reporter.note(
+                "every token of an answer reads all keys from the machine's own memory; "
+                "--set index=int4 reads few of them"
+            )
+        return replace(estimate, device=plan)
+
+    def _fill(self, engine: Engine, writer: Writer, estimate: Estimate) -> Outcome | None:
         with Forecast(estimate, self.calibration, self.reporter, kept=True) as forecast:
 
             def on_block(end: int) -> None:
@@ -209,7 +225,7 @@ class Prefill:
         engine = self.make_engine(len(self.ids))
         begun = time.perf_counter()
         self.reporter.start("prefill", len(self.ids), "tokens")
-        estimate = self.estimate(0)
+        estimate = self._with_plan(self.estimate(0), engine)
         with Forecast(estimate, self.calibration, self.reporter, kept=False) as forecast:
             engine.prefill(
                 [piece], self.ids, 0, prefill_block=self.prefill_block, on_block=forecast.advance

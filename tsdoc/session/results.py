@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tsdoc.evidence.results import Evidence
+from tsdoc.kernels.memory_plan import MemoryPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +20,7 @@ class Estimate:
         kv_bytes: Bytes of K and V that will be added to the store (or kept in memory without it).
         free_disk_bytes: What the store's disk has room for, besides what is reserved.
         memory_bytes: Memory the process had for itself in a prefill before; None while unknown.
+        device: What will lie in a GPU's memory, once the weights do; None unless it is limited.
     """
 
     prompt_tokens: int
@@ -28,6 +30,7 @@ class Estimate:
     kv_bytes: int
     free_disk_bytes: int
     memory_bytes: int | None
+    device: MemoryPlan | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,8 @@ from tsdoc.engine.engine import Engine
 from tsdoc.engine.evidence import look
 from tsdoc.engine.fused_decoder import FusedDecoder
 from tsdoc.engine.generate import Generation, GenerationConfig
+from tsdoc.errors import ResourceError
+from tsdoc.kernels.index_use import IndexConfig
 from tsdoc.kernels.kv import MemoryPiece
 from tsdoc.kernels.selection import SelectionConfig
 from tsdoc.kernels.triton_backend import TritonBackend
@@ -21,11 +23,25 @@ SMALL = SelectionConfig(n_init=4, n_local=12, top_k=10, chunk_size=16)
 BIASED = {"attention_bias": True, "mlp_bias": True}
 
 
-def make_device_engine(oracle: object, config: SelectionConfig, device: torch.device) -> Engine:
+def make_device_engine(
+    oracle: object,
+    config: SelectionConfig,
+    device: torch.device,
+    index: IndexConfig | None = None,
+    memory_bytes: int | None = None,
+) -> Engine:
     shape = make_config(oracle)  # type: ignore[arg-type]
     decoder = FusedDecoder(shape, oracle.state_dict(), torch.float32, device)  # type: ignore[attr-defined]
-    backend = TritonBackend(shape, kv_dtype="float32", compute_dtype=torch.float32, device=device)
-    return Engine(decoder, config, max_tokens=4096, question_chunk_size=16, backend=backend)
+    backend = TritonBackend(
+        shape,
+        kv_dtype="float32",
+        compute_dtype=torch.float32,
+        device=device,
+        memory_bytes=memory_bytes,
+    )
+    return Engine(
+        decoder, config, max_tokens=4096, question_chunk_size=16, backend=backend, index=index
+    )
 
 
 def answer(
@@ -50,6 +66,59 @@ def answer(
     generation = engine.generate([piece], ids[split:].tolist(), split, config)
     list(generation)
     return generation, piece.keys(2)[:split]
+
+
+def test_an_answer_by_the_key_index_equals_the_exact_one(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With all as candidates, until the answer itself has joined the index."""
+    monkeypatch.setattr("tsdoc.kernels.index_use.WORTHWHILE", 0)
+    oracle = make_oracle("qwen2", seed=21)
+    ids, count = token_ids(24, seed=22), 7
+    config = dataclasses.replace(SMALL, n_local=4, top_k=6)
+    exact, _ = answer(make_engine(oracle, config), ids, 16, None, count)
+    engine = make_device_engine(oracle, config, device, IndexConfig(candidates=8))
+    found, _ = answer(engine, ids, 16, None, count)
+    assert engine.backend._parts.index.covered > len(ids)  # type: ignore[attr-defined]
+    assert found.tokens == exact.tokens
+    assert found.reuse.num_lookups == exact.reuse.num_lookups
+
+
+def test_with_a_cap_k_and_v_go_to_the_host_and_the_answer_is_the_same(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As planned: where the cap leaves room for stage, index and work, and not for K and V."""
+    monkeypatch.setattr("tsdoc.kernels.index_use.WORTHWHILE", 0)
+    monkeypatch.setattr("tsdoc.kernels.triton_backend.SPARE_TOKENS", 0)
+    for module in ("memory_plan", "triton_backend"):
+        monkeypatch.setattr(f"tsdoc.kernels.{module}.WORK_BYTES", 1000)
+    monkeypatch.setattr("tsdoc.kernels.memory_plan.HOST_WORK_BYTES", 1000)
+    cap = 250_000  # of 256 tokens 196,608 bytes of K and V, 65,536 of stage, 24,576 of index
+    free = 190_000
+    monkeypatch.setattr(
+        "tsdoc.kernels.triton_backend.free_memory", lambda device, limit: (free, limit)
+    )
+    monkeypatch.setattr("tsdoc.kernels.triton_backend.limit_memory", lambda *arguments: None)
+    oracle = make_oracle("qwen2", seed=21)
+    ids, count = token_ids(24, seed=22), 2
+    config = dataclasses.replace(SMALL, n_local=4, top_k=6)
+    exact, _ = answer(make_engine(oracle, config), ids, 16, None, count)
+    engine = make_device_engine(oracle, config, device, IndexConfig(candidates=8), cap)
+    plan = engine.backend.memory_plan(26)  # type: ignore[attr-defined]
+    assert (plan.on_host, plan.fits, plan.kv_bytes) == (True, True, 196_608)
+    assert plan.needed_bytes == 60_000 + 65_536 + 24_576 + 1000
+    found, _ = answer(engine, ids, 16, None, count)
+    assert engine.backend.pool.on_host  # type: ignore[attr-defined]
+    assert found.tokens == exact.tokens
+    free -= 65_536 + 24_576  # by now stage and index are there; they grow with the prompt
+    longer = engine.backend.memory_plan(300)  # type: ignore[attr-defined]
+    assert longer.needed_bytes == 60_000 + 24_576 + 2 * 65_536 + 24_576 + 1000
+    engine.cache([memory_piece(engine, 300)])
+    assert engine.backend.pool.capacity == 512  # type: ignore[attr-defined]
+    free = 90_000
+    refused = make_device_engine(oracle, config, device, IndexConfig(candidates=8), cap)
+    with pytest.raises(ResourceError, match="K and V of 26 tokens need"):
+        answer(refused, ids, 16, None, count)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
