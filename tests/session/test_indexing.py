@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -94,6 +96,25 @@ def test_a_damaged_row_of_a_candidate_is_computed_again(long: Start, home: Home)
     reporter = Recorder()
     assert ask(long(reporter)).text == text
     assert {code for code, _, _ in reporter.warnings} == {"page_repaired"}
+
+
+def test_on_a_full_disk_all_keys_are_read_and_the_next_one_has_it(
+    long: Start, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = ask(long(index="none")).text
+    reporter = Recorder()
+    with monkeypatch.context() as patches:
+
+        def full(*arguments: object) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        patches.setattr("tsdoc.store.derive.write_index", full)
+        assert ask(long(reporter)).text == text
+    assert [code for code, _, _ in reporter.warnings] == ["no_index"]
+    assert "disk is full" in reporter.warnings[0][2]
+    assert derived(home) == []
+    ask(long())
+    assert len(derived(home)) == 2
 
 
 def test_where_the_budget_has_no_room_all_keys_are_read(
