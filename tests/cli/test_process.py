@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import tsdoc
+from tsdoc.__main__ import SUITED
 
 REPOSITORY = Path(tsdoc.__file__).parents[1]
 NOWHERE = "/nonexistent"  # neither the user's settings nor models take part
@@ -271,3 +272,24 @@ def test_ctrl_c_while_importing_is_one_line() -> None:
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "tsdoc: stopped\n")
+
+
+def test_torch_finds_the_environment_that_suits_it_and_the_users_own_stays() -> None:
+    script = (
+        "import os, sys\n"
+        "from tsdoc.__main__ import SUITED, main\n"
+        "sys.argv = ['tsdoc', '--version']\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "assert 'torch' not in sys.modules\n"
+        "print(*(os.environ[name] for name in SUITED))\n"
+    )
+    kept = {name: value for name, value in ENVIRONMENT.items() if name not in SUITED}
+    for own, expected in [({}, "PASSIVE 1"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE 1")]:
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            env=kept | own,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout.split("\n")[-2] == expected
