@@ -28,9 +28,14 @@ class RopeTable:
     sin: torch.Tensor
     attention_factor: float
 
-    def rotate(self, x: torch.Tensor, positions: slice | torch.Tensor) -> torch.Tensor:
-        """Rotates `x` [..., num_tokens, head_dim] to `positions` (slice or [num_tokens])."""
-        return rotate(x, self.cos[positions], self.sin[positions])
+    def rotate(
+        self, x: torch.Tensor, positions: slice | torch.Tensor, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Rotates `x` [..., num_tokens, head_dim] to `positions` (slice or [num_tokens]).
+
+        The result is `out`, where that is given: float32, of the same shape, not `x` itself.
+        """
+        return rotate(x, self.cos[positions], self.sin[positions], out)
 
 
 def make_rope_table(
@@ -43,18 +48,21 @@ def make_rope_table(
     return RopeTable(cos=angles.cos() * factor, sin=angles.sin() * factor, attention_factor=factor)
 
 
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def rotate(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, out: torch.Tensor | None = None
+) -> torch.Tensor:
     """Applies RoPE in the half-split layout: dimension i is paired with i + head_dim / 2.
 
     Args:
         x: [..., num_tokens, head_dim].
         cos: [num_tokens, head_dim], broadcast over the leading dimensions.
         sin: Same.
+        out: See `RopeTable.rotate`.
     """
     half = x.shape[-1] // 2
-    out = x * cos
-    out[..., :half] -= x[..., half:] * sin[..., :half]
-    out[..., half:] += x[..., :half] * sin[..., half:]
+    out = torch.mul(x, cos, out=out)
+    out[..., :half].addcmul_(x[..., half:], sin[..., :half], value=-1)
+    out[..., half:].addcmul_(x[..., :half], sin[..., half:])
     return out
 
 

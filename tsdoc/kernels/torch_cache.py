@@ -280,8 +280,7 @@ class TorchCache:
         room = torch.empty(parts[0].shape[:2].numel() * (end - start))
         for queries in parts:
             logits, tasks = self._score_tiles(layer, queries, start, end, room)
-            for task in tasks:
-                task()
+            _run_all(tasks)
             logits -= logits.amax(dim=-1, keepdim=True)
             sums = logits.exp_().sum(dim=-1)
             total += (groups / sums).flatten() @ logits.view(-1, end - start)
@@ -302,8 +301,10 @@ class TorchCache:
         if self._scores.numel() < count:
             self._scores = torch.empty(count)
         logits, tasks = self._score_tiles(layer, queries, start, end, self._scores)
+        count = min(self._workers.num_threads, len(tasks))
+        shares = [partial(_run_all, tasks[at::count]) for at in range(count)]
         with self._workers.leading():
-            self._workers.run(tasks)
+            self._workers.run(shares)
         return logits
 
     def _score_tiles(
@@ -414,14 +415,20 @@ class TorchCache:
     def open_window(self, layer: int, selected: torch.Tensor, around: ChunkRange) -> Window:
         """See `DeviceCache.open_window`."""
         positions = attended_positions(selected, around, around.start)
-        tasks = [partial(self._gather, layer, kind, positions, ROOM) for kind in (KEYS, VALUES)]
+        length = positions.shape[1]
+
+        def gather_keys() -> torch.Tensor:
+            k = self._gather(layer, KEYS, positions)
+            room = k.new_empty(k.shape[0], length + ROOM, k.shape[2])
+            self.rope.rotate(k, slice(0, length), out=room[:, :length])
+            return room
+
+        gather_values = partial(self._gather, layer, VALUES, positions, ROOM)
+        tasks: list[Callable[[], torch.Tensor]] = [gather_keys, gather_values]
         for piece in self._pieces:  # not in threads: this touches the process's warning filters
             self._rows(piece, layer)
         with self._workers.leading():
             k, v = self._workers.run(tasks)
-        length = positions.shape[1]
-        own = k[:, :length]
-        own.copy_(self.rope.rotate(own, slice(0, length)))
         return TorchWindow(partial(self.gather, layer), self.rope, k, v, length)
 
     def _gather_rotated(
@@ -472,6 +479,11 @@ class TorchCache:
             for piece in self._pieces
         ]
         return [(piece, first, last) for piece, first, last in shares if first < last]
+
+
+def _run_all(tasks: Sequence[Callable[[], None]]) -> None:
+    for task in tasks:
+        task()
 
 
 def _score_tile(rows: torch.Tensor, keys: torch.Tensor, out: torch.Tensor) -> None:
