@@ -61,7 +61,7 @@ def children_of(session: Session) -> Sequence[Any]:
     return leader_of(session)._processes._children
 
 
-EXACT = {"kv_dtype": "float32"}
+EXACT = {"kv_dtype": "float32", "decode_weights": "float32"}
 # Lines that are alike tie in the votes of a random model, and ranks round differently.
 COVERING = {"top_k": 3000}
 
