@@ -2,8 +2,12 @@
 
     TSDOC_HOME=… python -m tests.index_share SOURCE... --profile embedded [--candidates 2 3]
 
-Every selection of question and answer is made both ways. Prints the share of the votes for the
-exactly selected tokens that the index's selections have: mean, worst layer, worst selection.
+Every selection of question and answer is made both ways, of short prompts too, which otherwise are
+selected from exactly. Prints the share of the votes for the exactly selected tokens that the
+index's selections have: mean, worst layer, worst selection. With `--floor` the same questions are
+asked once more, each layer's first selection made both ways: those below the floor are counted, and
+how many selections they made by the index after that. On a GPU decode steps alone go by the index;
+they run without a graph here.
 """
 
 from __future__ import annotations
@@ -11,13 +15,19 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from unittest.mock import patch
 
+import torch
+
+from tsdoc.engine.engine import Engine
 from tsdoc.home import find_home
 from tsdoc.ingest.options import IngestOptions
-from tsdoc.kernels.index_use import IndexConfig, IndexWatch
+from tsdoc.kernels.index_use import IndexConfig, IndexWatch, Selecting
 from tsdoc.models.profiles import load_profile
 from tsdoc.progress import Silent
-from tsdoc.session import open_session
+from tsdoc.session import Session, open_session
 from tsdoc.settings import Settings
 
 QUESTIONS = (
@@ -27,29 +37,111 @@ QUESTIONS = (
 )
 
 
-class Shares(IndexWatch):
-    """Keeps every share, by layer."""
+@contextmanager
+def followed(note: Callable[[int, float], None]) -> Iterator[None]:
+    """Makes every selection of a GPU's decode steps exactly too, and notes the share by layer."""
+    from tsdoc.kernels.triton.decode_scores import decode_votes
+    from tsdoc.kernels.triton.topk import make_space, select_top
+    from tsdoc.kernels.triton_decode import DecodeSteps
 
-    def __init__(self, config: IndexConfig) -> None:
+    select, run = DecodeSteps._select, DecodeSteps.run
+
+    def select_twice(self: DecodeSteps, layer: int, query: torch.Tensor) -> torch.Tensor:
+        chosen = select(self, layer, query)
+        setup, pool = self.setup, self.setup.pool
+        if setup.index is not None:
+            top_k = setup.config.top_k
+            space = make_space(1, pool.capacity, top_k, query.device)
+            votes = decode_votes(
+                query, pool.keys[layer], pool.page_table, self._meta, self._skip, space,
+                self._tickets, length=pool.capacity, per_kv_head=False, num_sms=setup.num_sms,
+            )  # fmt: skip
+            best = select_top(votes, self._meta, top_k=top_k, space=space, skip=self._skip)
+            taken, wanted = (
+                float(votes[0, 0, rows[0, 0, : int(self._meta[0, 2])].long()].sum())
+                for rows in (chosen, best)
+            )
+            note(layer, taken / wanted)
+        return chosen
+
+    def run_eagerly(
+        self: DecodeSteps, step: Callable[[torch.Tensor], torch.Tensor], token: int
+    ) -> torch.Tensor:
+        self._is_compiled = False
+        return run(self, step, token)
+
+    with (
+        patch.object(DecodeSteps, "_select", select_twice),
+        patch.object(DecodeSteps, "run", run_eagerly),
+    ):
+        yield
+
+
+class Always(IndexConfig):
+    """An index that is used for short prompts too."""
+
+    def applies(self, config: Selecting, num_tokens: int) -> bool:
+        return num_tokens > self.candidates * config.top_k
+
+
+class Shares(IndexWatch):
+    """Keeps every share, by layer; with `is_strict` a layer below the floor is not trusted."""
+
+    def __init__(self, config: IndexConfig, *, is_strict: bool = False) -> None:
         super().__init__(config)
         self.by_layer: dict[int, list[float]] = {}
+        self._is_strict = is_strict
+
+    def is_trusted(self, layer: int) -> bool:
+        return not self._is_strict or super().is_trusted(layer)
 
     def note(self, layer: int, share: float) -> None:
         self.by_layer.setdefault(layer, []).append(share)
+        super().note(layer, share)
+
+    def summary(self) -> dict[str, object]:
+        """Figures over all selections, and of the layer where the index catches least."""
+        means = {layer: sum(s) / len(s) for layer, s in self.by_layer.items()}
+        worst = min(means, key=lambda layer: means[layer])
+        return {
+            "candidates": self.config.candidates,
+            "selections": sum(len(s) for s in self.by_layer.values()),
+            "mean": round(sum(means.values()) / len(means), 4),
+            "worst_layer": round(means[worst], 4),
+            "which": worst,
+            "worst_selection": round(min(min(s) for s in self.by_layer.values()), 4),
+        }
+
+    def distrusted(self) -> dict[str, object]:
+        """Layers below the floor, and how many selections by the index they made afterwards."""
+        known = IndexWatch.is_trusted
+        below = {layer: s for layer, s in self.by_layer.items() if not known(self, layer)}
+        floor = self.config.floor
+        first = {
+            layer: next(n for n in range(1, len(s) + 1) if sum(s[:n]) / n < floor)
+            for layer, s in below.items()
+        }
+        return {
+            "floor": floor,
+            "layers_below": sorted(below),
+            "by_the_index_after_that": sum(len(below[layer]) - n for layer, n in first.items()),
+        }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("sources", nargs="+")
     parser.add_argument("--profile", default="embedded")
-    parser.add_argument("--candidates", type=int, nargs="+", default=[2])
+    parser.add_argument("--candidates", type=int, nargs="+", default=[3])
     parser.add_argument("--tokens", type=int, default=8)
+    parser.add_argument("--floor", type=float)
     options = parser.parse_args()
     settings = Settings.model_validate(
         {
             **load_profile(options.profile),
             "answer": {"max_new_tokens": options.tokens, "evidence": 0},
-            "engine": {"theta": None, "index": "int4"},
+            # So that short prompts have an index too.
+            "engine": {"theta": None, "index": "int4", "index_candidates": 1},
         }
     )
     with open_session(
@@ -59,22 +151,28 @@ def main() -> None:
         prepared = session.prepare()
         engine = session._engines.make(len(session.prompt.ids) + 1000)
         for candidates in options.candidates:
-            shares = Shares(IndexConfig(candidates=candidates, sample=1))
-            engine.index = shares
-            for question in QUESTIONS:
-                session.ask(question, lambda text: None)
-            means = {layer: sum(s) / len(s) for layer, s in shares.by_layer.items()}
-            worst = min(means, key=lambda layer: means[layer])
-            row = {
-                "tokens": prepared.prompt_tokens,
-                "candidates": candidates,
-                "selections": sum(len(s) for s in shares.by_layer.values()),
-                "mean": round(sum(means.values()) / len(means), 4),
-                "worst_layer": round(means[worst], 4),
-                "which": worst,
-                "worst_selection": round(min(min(s) for s in shares.by_layer.values()), 4),
-            }
-            sys.stdout.write(json.dumps(row) + "\n")
+            shares = Shares(Always(candidates=candidates, sample=1))
+            on_gpu = engine.backend.device.type == "cuda"
+            with followed(shares.note) if on_gpu else nullcontext():
+                ask(session, engine, shares)
+            show({"tokens": prepared.prompt_tokens, **shares.summary()})
+            if options.floor is not None and not on_gpu:
+                config = Always(candidates=candidates, sample=1, floor=options.floor)
+                strict = Shares(config, is_strict=True)
+                ask(session, engine, strict)
+                show(strict.distrusted())
+
+
+def show(row: dict[str, object]) -> None:
+    sys.stdout.write(json.dumps(row) + "\n")
+    sys.stdout.flush()
+
+
+def ask(session: Session, engine: Engine, watch: IndexWatch) -> None:
+    """Asks all questions by an index that `watch` looks at."""
+    engine.index = watch
+    for question in QUESTIONS:
+        session.ask(question, lambda text: None)
 
 
 if __name__ == "__main__":
