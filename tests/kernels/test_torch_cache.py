@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tsdoc.kernels import torch_cache, torch_window
+from tsdoc.kernels import torch_cache, torch_scores, torch_window
 from tsdoc.kernels.attention import reference_attention
 from tsdoc.kernels.kv import MemoryPiece
 from tsdoc.kernels.rope import make_rope_table
@@ -71,7 +71,7 @@ def expected_selection(
 def test_selects_for_several_chunks_at_once(
     sizes: list[int], sets: str, kv_dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch_cache, "TILE_BYTES", 4 * KV_HEADS * DIM * 37)
+    monkeypatch.setattr(torch_scores, "TILE_BYTES", 4 * KV_HEADS * DIM * 37)
     monkeypatch.setattr(torch_cache, "SCORE_BYTES", 4 * 6 * 250 * 2)
     config = SelectionConfig(n_init=4, n_local=12, top_k=20, chunk_size=8, sets=sets)  # type: ignore[arg-type]
     cache, k, v = make_cache(sizes, config, kv_dtype)
@@ -162,8 +162,7 @@ def test_restricted_candidates_are_selected_as_if_the_others_were_forbidden(
 def test_every_head_of_every_token_votes_among_all_keys_of_a_range(
     sizes: list[int], bounds: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch_cache, "TILE_BYTES", 4 * KV_HEADS * DIM * 37)
-    monkeypatch.setattr(torch_cache, "SCORE_BYTES", 4 * 6 * 230 * 2)  # two tokens at a time
+    monkeypatch.setattr(torch_scores, "TILE_BYTES", 4 * KV_HEADS * DIM * 37)
     cache, k, v = make_cache(sizes)
     cache.write(0, 0, k[:290], v[:290])
     q = torch.randn(7, 6, DIM, generator=torch.Generator().manual_seed(6)) * 3

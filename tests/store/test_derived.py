@@ -13,7 +13,7 @@ from tests.store.synthetic import KEY, build, expected, make_ids, read
 from tests.store.test_damage import flip
 from tsdoc.errors import CorruptPageError, DamagedStoreError, StoreError
 from tsdoc.kernels.kv import KEYS, VALUES
-from tsdoc.kernels.torch_cache import as_tensor
+from tsdoc.kernels.piece_rows import as_tensor
 from tsdoc.kernels.torch_index import make_layer_index
 from tsdoc.store import KVShape, Store
 from tsdoc.store.derive import derive, derived_bytes, has_index, is_derivable

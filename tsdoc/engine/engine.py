@@ -18,9 +18,10 @@ from tsdoc.errors import UsageError
 from tsdoc.kernels.index_use import IndexConfig, IndexWatch
 from tsdoc.kernels.interface import Backend, DeviceCache
 from tsdoc.kernels.kv import KVPiece, MemoryPiece
+from tsdoc.kernels.piece_rows import as_tensor
 from tsdoc.kernels.rope import make_rope_table
 from tsdoc.kernels.selection import SelectionConfig
-from tsdoc.kernels.torch_cache import TorchBackend, as_tensor
+from tsdoc.kernels.torch_cache import TorchBackend
 from tsdoc.kernels.torch_index import make_layer_index
 
 

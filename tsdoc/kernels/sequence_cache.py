@@ -15,7 +15,7 @@ from tsdoc.kernels.attention import plain_attention
 from tsdoc.kernels.election import Election, JointElection, Race
 from tsdoc.kernels.index_use import IndexWatch
 from tsdoc.kernels.interface import Window
-from tsdoc.kernels.kv import KEYS, VALUES, KVPiece
+from tsdoc.kernels.kv import KVPiece
 from tsdoc.kernels.rope import RopeTable
 from tsdoc.kernels.selection import (
     ChunkRange,
@@ -168,7 +168,7 @@ class SequenceCache(TorchCache):
 
     def _score(self, layer: int, queries: torch.Tensor, start: int, end: int) -> torch.Tensor:
         """Scores of this rank's keys of [start, end) alone; all are checked by who keeps them."""
-        for piece, first, last in self._covering(start, end):
+        for piece, first, last in self._rows.covering(start, end):
             piece.check_keys(layer, first, last)
         parts = [
             super(SequenceCache, self)._score(layer, queries, first, last).clone()
@@ -250,20 +250,13 @@ class SequenceCache(TorchCache):
         each = self._num_kv_heads // num_sets
         found = []
         for number, row in enumerate(positions):
-            self._check(layer, row)
+            self._rows.check(layer, row)
             mine = self._tokens.mine(row)
             compact = mine.nonzero().squeeze(1)
             k, v = self.gather(layer, row[mine].unsqueeze(0))
             heads = slice(number * each, (number + 1) * each)
             found.append((self.rope.rotate(k[heads], compact), v[heads], compact))
         return found
-
-    def _check(self, layer: int, positions: torch.Tensor) -> None:
-        """Checks all rows that any rank uses: one process does it for all."""
-        absolute = positions.numpy()
-        for piece in self._pieces:
-            piece.check_rows(layer, KEYS, absolute)
-            piece.check_rows(layer, VALUES, absolute)
 
     def attention_mass(
         self, layer: int, q: torch.Tensor, selected: torch.Tensor, around: ChunkRange

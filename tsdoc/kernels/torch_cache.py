@@ -6,13 +6,9 @@ as stored and widened tile by tile, so that no copy of the cache is ever made.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from tsdoc.kernels.attention import chunk_attention, mass_by_position
@@ -20,6 +16,7 @@ from tsdoc.kernels.election import Election, OwnElection, Race
 from tsdoc.kernels.index_use import IndexWatch
 from tsdoc.kernels.interface import Window
 from tsdoc.kernels.kv import KEYS, VALUES, KVPiece
+from tsdoc.kernels.piece_rows import PieceRows
 from tsdoc.kernels.rope import RopeTable
 from tsdoc.kernels.selection import (
     ChunkRange,
@@ -30,12 +27,11 @@ from tsdoc.kernels.selection import (
     token_queries,
 )
 from tsdoc.kernels.torch_index import select_by_index
+from tsdoc.kernels.torch_scores import TorchScores
 from tsdoc.kernels.torch_window import ROOM, TorchWindow
 from tsdoc.kernels.workers import Workers
 
 SCORE_BYTES = 128 << 20  # scores held at a time
-VOTERS = 2  # tokens of a question whose scores each worker holds at a time: few stay in its cache
-TILE_BYTES = 2 << 20  # keys widened to float32 at a time
 
 
 class Arrived:
@@ -108,15 +104,14 @@ class TorchCache:
         election: Election | None = None,
         workers: Workers | None = None,
     ) -> None:
-        self._pieces = list(pieces)
+        self._rows = PieceRows(pieces, num_kv_heads)
         self._workers = workers or Workers()
+        self._scores = TorchScores(self._rows, self._workers)
         self.rope = rope
         self._config = config
         self._index = index
         self._num_kv_heads = num_kv_heads
         self._election = election or OwnElection(num_kv_heads, self._workers)
-        self._scores = torch.empty(0)
-        self._shared: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def load(self, end: int) -> None:
         """See `DeviceCache.load`: pieces are read, and checked, where they lie."""
@@ -127,13 +122,7 @@ class TorchCache:
 
     def write(self, layer: int, start: int, k: torch.Tensor, v: torch.Tensor) -> None:
         """See `DeviceCache.write`."""
-        end = start + k.shape[0]
-        for piece, first, last in self._covering(start, end):
-            inside = slice(first - piece.start, last - piece.start)
-            outside = slice(first - start, last - start)
-            piece.check_keys(layer, first, last)  # not what is written now, but that there is room
-            keys, values = self._rows(piece, layer)
-            keys[inside], values[inside] = k[outside], v[outside]
+        self._rows.write(layer, start, k, v)
 
     def selection_queries(self, q: torch.Tensor, ranges: Sequence[ChunkRange]) -> torch.Tensor:
         """See `DeviceCache.selection_queries`."""
@@ -201,7 +190,7 @@ class TorchCache:
         config, found_by = self._config, watch.config
         if not found_by.applies(config, around.num_candidates) or not watch.is_trusted(layer):
             return None
-        covering = self._covering(around.init_end, around.local_start)
+        covering = self._rows.covering(around.init_end, around.local_start)
         pieces = [(piece, piece.index(layer)) for piece, _, _ in covering]
         indexed = sum(b - a for (_, a, b), (_, i) in zip(covering, pieces, strict=True) if i)
         if not found_by.applies(config, indexed):
@@ -212,7 +201,7 @@ class TorchCache:
             scaled,
             around,
             allowed,
-            lambda positions: self._score_rows(layer, scaled, positions),
+            lambda positions: self._scores.score_rows(layer, scaled, positions),
             top_k=config.top_k,
             num_candidates=found_by.candidates * config.top_k,
         )
@@ -235,56 +224,14 @@ class TorchCache:
         ballots = torch.softmax(logits, dim=-1).sum(dim=(0, 1, 2))
         return float(ballots[chosen[0] - start].sum() / ballots[exact[0] - start].sum())
 
-    def _score_rows(self, layer: int, query: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Scores [num_qo_heads, n] of a scaled query and the keys at `positions` [n], ascending."""
-        grouped = query.view(self._num_kv_heads, -1, query.shape[-1])
-        scores = torch.empty(self._num_kv_heads, grouped.shape[1], positions.numel())
-        for piece in self._pieces:
-            bounds = torch.tensor([piece.start, piece.start + piece.capacity])
-            first, last = torch.searchsorted(positions, bounds).tolist()
-            if first < last:
-                where = positions[first:last]
-                piece.check_rows(layer, KEYS, where.numpy())
-                keys = self._rows(piece, layer)[0][where - piece.start].float()
-                scores[..., first:last] = torch.bmm(grouped, keys.permute(1, 2, 0))
-        return scores.flatten(0, 1)
-
     def soft_votes(self, layer: int, q: torch.Tensor, start: int, end: int) -> torch.Tensor:
         """See `DeviceCache.soft_votes`."""
         queries = token_queries(q, self.rope, self._config.n_local)
         num_tokens, num_heads, _ = queries.shape
         has_say = torch.zeros(num_heads)
         has_say[self._election.real(torch.arange(num_heads))] = 1
-        size = min(self._batch(num_heads, end - start), VOTERS)
-        parts = torch.split(queries, size)
-        num_workers = min(self._workers.num_threads, len(parts))
-        tasks = [
-            partial(self._sum_votes, layer, parts[at::num_workers], start, end, has_say)
-            for at in range(num_workers)
-        ]
-        with self._workers.leading():
-            total = torch.stack(self._workers.run(tasks)).sum(dim=0)
+        total = self._scores.sum_votes(layer, queries, start, end, has_say)
         return total / (num_tokens * self._election.num_heads(num_heads))
-
-    def _sum_votes(
-        self,
-        layer: int,
-        parts: Sequence[torch.Tensor],
-        start: int,
-        end: int,
-        has_say: torch.Tensor,
-    ) -> torch.Tensor:
-        """Votes [end - start] of the heads that have a say, of all `parts` one after the other."""
-        total = torch.zeros(end - start)
-        groups = has_say.view(self._num_kv_heads, 1, -1)
-        room = torch.empty(parts[0].shape[:2].numel() * (end - start))
-        for queries in parts:
-            logits, tasks = self._score_tiles(layer, queries, start, end, room)
-            _run_all(tasks)
-            logits -= logits.amax(dim=-1, keepdim=True)
-            sums = logits.exp_().sum(dim=-1)
-            total += (groups / sums).flatten() @ logits.view(-1, end - start)
-        return total
 
     def _batch(self, num_heads: int, num_keys: int) -> int:
         """How many queries are scored at a time."""
@@ -292,43 +239,8 @@ class TorchCache:
         return max(1, SCORE_BYTES // max(size, 1))
 
     def _score(self, layer: int, queries: torch.Tensor, start: int, end: int) -> torch.Tensor:
-        """Scaled scores [num_kv_heads, num_queries, group, end - start] of keys [start, end).
-
-        They are gone when the next ones are computed: fresh memory for each would cost more than
-        the arithmetic on some machines.
-        """
-        count = queries.shape[0] * queries.shape[1] * (end - start)
-        if self._scores.numel() < count:
-            self._scores = torch.empty(count)
-        logits, tasks = self._score_tiles(layer, queries, start, end, self._scores)
-        count = min(self._workers.num_threads, len(tasks))
-        shares = [partial(_run_all, tasks[at::count]) for at in range(count)]
-        with self._workers.leading():
-            self._workers.run(shares)
-        return logits
-
-    def _score_tiles(
-        self, layer: int, queries: torch.Tensor, start: int, end: int, room: torch.Tensor
-    ) -> tuple[torch.Tensor, list[Callable[[], None]]]:
-        """What `_score` returns, as a part of `room`, and what fills it."""
-        num_queries, num_heads, head_dim = queries.shape
-        grouped = queries.view(num_queries, self._num_kv_heads, -1, head_dim).transpose(0, 1)
-        rows = (grouped * head_dim**-0.5).reshape(self._num_kv_heads, -1, head_dim)
-        logits = room[: rows.shape[:2].numel() * (end - start)]
-        logits = logits.view(self._num_kv_heads, rows.shape[1], end - start)
-        size = max(1, TILE_BYTES // (4 * self._num_kv_heads * head_dim))
-        tasks: list[Callable[[], None]] = []
-        for piece, first, last in self._covering(start, end):
-            piece.check_keys(layer, first, last)
-            keys, _ = self._rows(piece, layer)
-            for tile in range(first, last, size):
-                stop = min(tile + size, last)
-                part = keys[tile - piece.start : stop - piece.start]
-                tasks.append(
-                    partial(_score_tile, rows, part, logits[..., tile - start : stop - start])
-                )
-        shaped = logits.view(self._num_kv_heads, num_queries, num_heads // self._num_kv_heads, -1)
-        return shaped, tasks
+        """See `TorchScores.score`."""
+        return self._scores.score(layer, queries, start, end)
 
     def _choose(
         self,
@@ -371,8 +283,7 @@ class TorchCache:
         ]
         if len(tasks) == 1:
             return tasks[0]()
-        for piece in self._pieces:  # not in threads: this touches the process's warning filters
-            self._rows(piece, layer)
+        self._rows.open(layer)
         with self._workers.leading():
             return torch.cat(self._workers.run(tasks))
 
@@ -418,15 +329,14 @@ class TorchCache:
         length = positions.shape[1]
 
         def gather_keys() -> torch.Tensor:
-            k = self._gather(layer, KEYS, positions)
+            k = self._rows.gather(layer, KEYS, positions)
             room = k.new_empty(k.shape[0], length + ROOM, k.shape[2])
             self.rope.rotate(k, slice(0, length), out=room[:, :length])
             return room
 
-        gather_values = partial(self._gather, layer, VALUES, positions, ROOM)
+        gather_values = partial(self._rows.gather, layer, VALUES, positions, ROOM)
         tasks: list[Callable[[], torch.Tensor]] = [gather_keys, gather_values]
-        for piece in self._pieces:  # not in threads: this touches the process's warning filters
-            self._rows(piece, layer)
+        self._rows.open(layer)
         with self._workers.leading():
             k, v = self._workers.run(tasks)
         return TorchWindow(partial(self.gather, layer), self.rope, k, v, length)
@@ -441,54 +351,8 @@ class TorchCache:
 
     def gather(self, layer: int, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V at `positions` [num_sets, n], ascending: each [num_kv_heads, n, head_dim]."""
-        return self._gather(layer, KEYS, positions), self._gather(layer, VALUES, positions)
-
-    def _gather(
-        self, layer: int, kind: int, positions: torch.Tensor, room: int = 0
-    ) -> torch.Tensor:
-        """Rows at `positions` of K or V, as `gather` has them, before `room` unwritten ones."""
-        num_sets, count = positions.shape
-        head_dim = self._rows(self._pieces[0], layer)[kind].shape[-1]
-        out = torch.empty(self._num_kv_heads, count + room, head_dim)
-        heads_per_set = self._num_kv_heads // num_sets
-        for piece in self._pieces:
-            bounds = torch.tensor([piece.start, piece.start + piece.capacity])
-            rows = self._rows(piece, layer)[kind]
-            for number, row in enumerate(positions):
-                first, last = torch.searchsorted(row, bounds).tolist()
-                if first == last:
-                    continue
-                where = row[first:last]
-                piece.check_rows(layer, kind, where.numpy())
-                heads = slice(number * heads_per_set, (number + 1) * heads_per_set)
-                found = rows[:, heads].index_select(0, where - piece.start)
-                out[heads, first:last].copy_(found.transpose(0, 1))
-        return out
-
-    def _rows(self, piece: KVPiece, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V of a piece as tensors [capacity, num_kv_heads, head_dim] on its own memory."""
-        key = (piece.start, layer)
-        if key not in self._shared:
-            self._shared[key] = (as_tensor(piece.keys(layer)), as_tensor(piece.values(layer)))
-        return self._shared[key]
-
-    def _covering(self, start: int, end: int) -> list[tuple[KVPiece, int, int]]:
-        """Pieces that hold positions of [start, end), each with its share of the range."""
-        shares = [
-            (piece, max(start, piece.start), min(end, piece.start + piece.capacity))
-            for piece in self._pieces
-        ]
-        return [(piece, first, last) for piece, first, last in shares if first < last]
-
-
-def _run_all(tasks: Sequence[Callable[[], None]]) -> None:
-    for task in tasks:
-        task()
-
-
-def _score_tile(rows: torch.Tensor, keys: torch.Tensor, out: torch.Tensor) -> None:
-    """Puts `rows` [num_kv_heads, num_rows, head_dim] times `keys` [num_keys, …] into `out`."""
-    out.copy_(torch.bmm(rows, keys.float().permute(1, 2, 0)))
+        gather = self._rows.gather
+        return gather(layer, KEYS, positions), gather(layer, VALUES, positions)
 
 
 def _every_candidate(
@@ -512,12 +376,3 @@ def _bounds(
         first = max(first, min((start for start, _ in allowed), default=last))
         last = max(first, min(last, max((end for _, end in allowed), default=first)))
     return first, last
-
-
-def as_tensor(array: npt.NDArray[Any]) -> torch.Tensor:
-    """Shares memory with `array`; uint16 holds bfloat16 bit patterns."""
-    with warnings.catch_warnings():
-        # Committed pages are mapped read-only, and nothing here writes to them.
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        tensor = torch.from_numpy(array)
-    return tensor.view(torch.bfloat16) if array.dtype == np.uint16 else tensor

@@ -56,7 +56,7 @@ def _prepare(
         return False
     if store.num_bytes() + derived_bytes(segment) > store.budget():
         return False
-    from tsdoc.kernels.torch_cache import as_tensor
+    from tsdoc.kernels.piece_rows import as_tensor
     from tsdoc.kernels.torch_index import make_layer_index
 
     while True:

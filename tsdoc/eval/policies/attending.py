@@ -19,8 +19,8 @@ from tsdoc.engine.forward import Ranges, chunk_bounds
 from tsdoc.eval.policies.cache import PolicyCache
 from tsdoc.eval.policies.interface import Followed, ModelContext, Reply
 from tsdoc.kernels.kv import KVPiece
+from tsdoc.kernels.piece_rows import as_tensor
 from tsdoc.kernels.rope import RopeTable, make_rope_table
-from tsdoc.kernels.torch_cache import as_tensor
 from tsdoc.models.config import ModelConfig
 from tsdoc.prompt.tokenizer import Ids
 from tsdoc.settings import SelectionSettings

@@ -1,0 +1,106 @@
+"""Rows of K and V where they lie, in pieces that cover a prompt, as torch tensors on the CPU."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tsdoc.kernels.kv import KEYS, VALUES, KVPiece
+
+
+class PieceRows:
+    """K and V of one prompt, checked when they are used.
+
+    Args:
+        pieces: Cover the prompt from 0 on without gaps; the last ones may still be unwritten.
+        num_kv_heads: Heads of K and V.
+
+    Attributes:
+        pieces: The same.
+        num_kv_heads: The same.
+    """
+
+    def __init__(self, pieces: Sequence[KVPiece], num_kv_heads: int) -> None:
+        self.pieces = list(pieces)
+        self.num_kv_heads = num_kv_heads
+        self._tensors: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def of(self, piece: KVPiece, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of a piece, [capacity, num_kv_heads, head_dim] on its own memory."""
+        key = (piece.start, layer)
+        if key not in self._tensors:
+            self._tensors[key] = (as_tensor(piece.keys(layer)), as_tensor(piece.values(layer)))
+        return self._tensors[key]
+
+    def open(self, layer: int) -> None:
+        """Makes the tensors of a layer, before threads use them: process-wide filters change."""
+        for piece in self.pieces:
+            self.of(piece, layer)
+
+    def covering(self, start: int, end: int) -> list[tuple[KVPiece, int, int]]:
+        """Pieces that hold positions of [start, end), each with its share of the range."""
+        shares = [
+            (piece, max(start, piece.start), min(end, piece.start + piece.capacity))
+            for piece in self.pieces
+        ]
+        return [(piece, first, last) for piece, first, last in shares if first < last]
+
+    def write(self, layer: int, start: int, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Writes K and V [num_tokens, num_kv_heads, head_dim] of tokens from `start` on."""
+        for piece, first, last in self.covering(start, start + k.shape[0]):
+            inside = slice(first - piece.start, last - piece.start)
+            outside = slice(first - start, last - start)
+            piece.check_keys(layer, first, last)  # not what is written now, but that there is room
+            keys, values = self.of(piece, layer)
+            keys[inside], values[inside] = k[outside], v[outside]
+
+    def check(self, layer: int, positions: torch.Tensor) -> None:
+        """Checks K and V at `positions` [n], ascending."""
+        absolute = positions.numpy()
+        for piece in self.pieces:
+            piece.check_rows(layer, KEYS, absolute)
+            piece.check_rows(layer, VALUES, absolute)
+
+    def gather(self, layer: int, kind: int, positions: torch.Tensor, room: int = 0) -> torch.Tensor:
+        """K or V at positions, in float32.
+
+        Args:
+            layer: Which layer.
+            kind: `KEYS` or `VALUES`.
+            positions: [num_sets, n], each row ascending; a set is for as many heads as another.
+            room: Rows left unwritten behind them.
+
+        Returns:
+            [num_kv_heads, n + room, head_dim].
+        """
+        num_sets, count = positions.shape
+        head_dim = self.of(self.pieces[0], layer)[kind].shape[-1]
+        out = torch.empty(self.num_kv_heads, count + room, head_dim)
+        heads_per_set = self.num_kv_heads // num_sets
+        for piece in self.pieces:
+            bounds = torch.tensor([piece.start, piece.start + piece.capacity])
+            rows = self.of(piece, layer)[kind]
+            for number, row in enumerate(positions):
+                first, last = torch.searchsorted(row, bounds).tolist()
+                if first == last:
+                    continue
+                where = row[first:last]
+                piece.check_rows(layer, kind, where.numpy())
+                heads = slice(number * heads_per_set, (number + 1) * heads_per_set)
+                found = rows[:, heads].index_select(0, where - piece.start)
+                out[heads, first:last].copy_(found.transpose(0, 1))
+        return out
+
+
+def as_tensor(array: npt.NDArray[Any]) -> torch.Tensor:
+    """Shares memory with `array`; uint16 holds bfloat16 bit patterns."""
+    with warnings.catch_warnings():
+        # Committed pages are mapped read-only, and nothing here writes to them.
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        tensor = torch.from_numpy(array)
+    return tensor.view(torch.bfloat16) if array.dtype == np.uint16 else tensor
