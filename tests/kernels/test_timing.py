@@ -20,12 +20,16 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 def test_marks_enclose_the_work_between_them(device: torch.device) -> None:
     timer = make_timer(device)
     x = torch.randn(512, 512, device=device)
-    first = timer.mark()
-    for _ in range(20):
-        x = (x @ x).clamp(-1, 1)
-    second, third = timer.mark(), timer.mark()
-    long, short = timer.seconds([(first, second), (second, third)])
-    assert 0 <= short < long
+    long, short = [], []
+    for _ in range(5):  # the shortest of five: other work may come between two marks
+        first = timer.mark()
+        for _ in range(20):
+            x = (x @ x).clamp(-1, 1)
+        second, third = timer.mark(), timer.mark()
+        seconds = timer.seconds([(first, second), (second, third)])
+        long.append(seconds[0])
+        short.append(seconds[1])
+    assert 0 <= min(short) < min(long)
 
 
 def test_calls_are_repeated_until_the_limit(device: torch.device) -> None:
@@ -36,10 +40,15 @@ def test_calls_are_repeated_until_the_limit(device: torch.device) -> None:
     assert len(timer.repeat(lambda: x.add_(1), limit_s=0.0)) == 1
 
 
-def test_the_first_call_does_not_count() -> None:
-    pauses = iter([0.2, 0.0, 0.0])
-    times = HostTimer().repeat(lambda: time.sleep(next(pauses)), limit_s=10.0, most=2)
-    assert max(times) < 0.2
+def test_the_first_call_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, lasting = 0.0, iter([200.0, 1.0, 2.0])
+
+    def call() -> None:
+        nonlocal now
+        now += next(lasting)
+
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    assert HostTimer().repeat(call, limit_s=10.0, most=2) == [1.0, 2.0]
 
 
 def test_only_a_device_of_its_own_has_a_peak(device: torch.device) -> None:

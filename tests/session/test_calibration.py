@@ -195,27 +195,37 @@ def test_the_first_block_of_a_gpu_which_compiles_kernels_is_no_measure(
     assert known.tokens_per_s == pytest.approx(75_904 / 2)
 
 
-def test_an_interrupted_prefill_is_measured_up_to_its_last_block(home: Home) -> None:
+def test_an_interrupted_prefill_is_measured_up_to_its_last_block(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reporter = Recorder()
     reporter.start("prefill", 100_000, "tokens")
-    with (
-        pytest.raises(KeyboardInterrupt),
-        Forecast(estimate(None), calibration(home), reporter, kept=True) as forecast,
-    ):
-        time.sleep(0.1)
-        forecast.advance(24_096)
-        time.sleep(0.3)
-        raise KeyboardInterrupt
+    now = 0.0
+    with monkeypatch.context() as patches:
+        patches.setattr(time, "perf_counter", lambda: now)
+        with (
+            pytest.raises(KeyboardInterrupt),
+            Forecast(estimate(None), calibration(home), reporter, kept=True) as forecast,
+        ):
+            now = 0.1
+            forecast.advance(24_096)
+            now = 0.4
+            raise KeyboardInterrupt
     assert forecast.outcome is None
     known = calibration(home).read()
     assert known is not None
-    assert known.tokens_per_s > 4096 / 0.3
+    assert known.tokens_per_s == pytest.approx(4096 / 0.1)
 
 
 def test_memory_is_watched_by_what_the_process_has_for_itself() -> None:
+    """Not malloc's, which could hand out what was there already, nor at a fixed moment."""
     with PeakMemory() as memory, mmap.mmap(-1, 50_000_000, mmap.MAP_PRIVATE) as block:
-        block.write(bytes(len(block)))  # no malloc: that could hand out what was there already
-        time.sleep(0.6)
+        before = memory.peak_bytes
+        for at in range(0, len(block), mmap.PAGESIZE):
+            block[at] = 1
+        give_up = time.monotonic() + 60
+        while memory.peak_bytes < before + 40_000_000 and time.monotonic() < give_up:
+            time.sleep(0.01)
     with PeakMemory() as later:
         pass
     assert memory.peak_bytes > later.peak_bytes + 40_000_000

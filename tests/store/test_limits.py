@@ -226,13 +226,13 @@ def anonymous():
 ids = make_ids(1_048_576)
 Store(Path({str(root)!r})).find(make_key(), ids[:1000])
 before = anonymous()
-start = time.perf_counter()
+start = time.process_time()
 entry = Store(Path({str(root)!r})).open(make_key(chunk_size=512), ids)
-took = time.perf_counter() - start
+took = time.process_time() - start
 sys.stdout.write(f"{{entry.num_tokens}} {{took}} {{anonymous() - before}}")
 """
     best = 9.0
-    for _ in range(3):  # the best of three: other work shares this machine
+    for _ in range(3):  # the best of three, of its own time: other work shares this machine
         done = subprocess.run(
             [sys.executable, "-c", code],
             cwd=Path(__file__).parents[2],
@@ -251,8 +251,11 @@ def test_checked_pages_cost_next_to_nothing(store):
     entry, _ = build(store, make_ids(20_000))
     read(entry)
     positions = np.arange(0, 20_000, 7)
-    start = time.process_time()
-    for _ in range(100):
-        entry.pieces[0].check_keys(0, 0, 20_000)
-        entry.pieces[0].check_rows(0, VALUES, positions)
-    assert time.process_time() - start < 0.1
+    took_s = []
+    for _ in range(10):  # the best of ten, of this thread's own time: threads of others may spin
+        start = time.thread_time()
+        for _ in range(10):
+            entry.pieces[0].check_keys(0, 0, 20_000)
+            entry.pieces[0].check_rows(0, VALUES, positions)
+        took_s.append(time.thread_time() - start)
+    assert min(took_s) < 0.01
