@@ -52,7 +52,8 @@ def checked_bytes(entry: Entry) -> dict[str, int]:
         found["K"] += int(segment.verified[:, 0].sum()) * page_bytes
         found["V"] += int(segment.verified[:, 1].sum()) * page_bytes
         unit_bytes = page_bytes // segment.units_per_page
-        for (_, kind), units in segment._units_verified.items():
+        checks = segment.units()
+        for (_, kind), units in checks.verified.items() if checks is not None else ():
             found["V" if kind else "K"] += int(units.sum()) * unit_bytes
         found["all"] += segment.verified.size * page_bytes
         if segment.index() is not None:

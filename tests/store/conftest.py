@@ -1,5 +1,7 @@
 import pytest
 
+from tests.store.damage import IDS
+from tests.store.synthetic import build
 from tsdoc.store import Store
 
 
@@ -27,3 +29,10 @@ def root(tmp_path):
 @pytest.fixture
 def store(root, warnings):
     return Store(root, max_bytes=1 << 30, on_warning=warnings)
+
+
+@pytest.fixture
+def built(store, root):
+    """A store with one finished entry, of IDS."""
+    build(store, IDS, meta={"sources": ["doc.txt"]})[0].close()
+    return root

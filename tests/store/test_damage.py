@@ -1,62 +1,15 @@
-import errno
-import json
+"""Damage to KV pages, cut files and a failing disk: named before use, and only that repaired."""
+
 import os
-import random
-import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.store.synthetic import (
-    BLOCK,
-    KEY,
-    SHAPE,
-    build,
-    expected,
-    heal,
-    make_ids,
-    prefill,
-    read,
-)
-from tsdoc.errors import CorruptPageError, DamagedStoreError, StoreError, StoreFormatError
+from tests.store.damage import IDS, ask, failing_at, find, flip
+from tests.store.synthetic import BLOCK, KEY, SHAPE, build, expected, heal, make_ids, prefill, read
+from tsdoc.errors import CorruptPageError, DamagedStoreError
 from tsdoc.kernels.kv import VALUES
 from tsdoc.store import Store
-from tsdoc.store.files import write_json
-from tsdoc.store.key import FORMAT
-
-IDS = make_ids(1900)
-FILES = ["segment.json", "kv.bin", "journal.bin", "tokens.bin", "manifest.json", "model.json"]
-
-
-@pytest.fixture
-def built(store, root):
-    build(store, IDS, meta={"sources": ["doc.txt"]})[0].close()
-    return root
-
-
-def find(root, name):
-    return next(root.rglob(name))
-
-
-def flip(path, offset, bit=1):
-    data = bytearray(path.read_bytes())
-    data[offset % len(data)] ^= bit
-    path.write_bytes(bytes(data))
-
-
-def ask(store, ids=IDS):
-    """What a session does: open or prefill, and repair what turns out to be damaged."""
-    entry = store.open(KEY, ids)
-    if entry is None:
-        with store.begin(KEY, SHAPE, ids, prefill_block=BLOCK, name="doc") as writer:
-            prefill(writer, ids)
-            entry = writer.finish()
-    with entry:
-        repaired = heal(store, entry)
-        assert np.array_equal(entry.ids, ids)
-        assert np.array_equal(read(entry), expected(ids))
-    return repaired
 
 
 def test_a_flipped_bit_in_kv_is_named_and_only_its_block_computed_again(store, built, warnings):
@@ -189,211 +142,10 @@ def test_a_journal_record_that_rots_costs_its_block_alone(store, built):
     assert ask(store) == [(512, 1024)]
 
 
-@pytest.mark.parametrize("share", [0, 0.01, 0.5, 0.99])
-@pytest.mark.parametrize("name", FILES)
-def test_a_truncated_file_is_noticed(store, built, warnings, name, share):
-    path = find(built, name)
-    with path.open("r+b") as file:
-        file.truncate(int(path.stat().st_size * share))
-    repaired = ask(store)
-    assert warnings or repaired or name == "model.json"
-    assert ask(Store(built)) == []
-    assert [e.status for e in store.list()] == ["complete"]
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_a_missing_file_is_noticed(store, built, name):
-    find(built, name).unlink()
-    ask(store)
-    assert ask(Store(built)) == []
-    assert [e.status for e in store.list()] == ["complete"]
-
-
-@pytest.mark.parametrize("name", FILES[:5])
-def test_files_swapped_between_two_entries_are_noticed(store, built, name):
-    other = make_ids(1900, seed=1)
-    build(store, other)[0].close()
-    first, second = sorted(built.rglob(name))
-    spare = built.parent / "spare"
-    shutil.copy(first, spare)
-    shutil.copy(second, first)
-    shutil.copy(spare, second)
-    for ids in (IDS, other):
-        ask(store, ids)
-        assert ask(Store(built), ids) == []
-
-
-@pytest.mark.parametrize("kind", ["segments", "entries"])
-def test_directories_swapped_between_two_entries_are_noticed(store, built, kind):
-    other = make_ids(1900, seed=1)
-    build(store, other)[0].close()
-    first, second = sorted(next(built.rglob(kind)).iterdir())
-    spare = built.parent / "spare"
-    first.rename(spare)
-    second.rename(first)
-    spare.rename(second)
-    for ids in (IDS, other):
-        ask(store, ids)
-        assert ask(Store(built), ids) == []
-
-
-ABSURD = [-1, 0, 1, 7, 2**31, 2**63, 10**400, 1.5, None, True, "", "x", [], {}, [[]], "0" * 32]
-
-
-@pytest.mark.parametrize("name", ["segment.json", "manifest.json"])
-def test_absurd_values_are_refused_even_with_a_right_checksum(store, built, name):
-    path = find(built, name)
-    original = json.loads(path.read_text())
-    kind = original["kind"]
-    harmless = {"name", "created", "meta", "prefill_block", "kind", "format", "checksum"}
-    for field in sorted(set(original) - harmless):
-        for value in ABSURD:
-            write_json(path, kind, {**original, field: value})
-            entry = store.open(KEY, IDS)
-            if entry is not None:
-                assert original[field] == value or field == "chunk_size"
-                entry.close()
-            store.list()
-            store.find(KEY, IDS)
-    for value in ABSURD:
-        write_json(path, kind, {**original, "created": value})
-        store.list()
-    ask(store)
-
-
-@pytest.mark.parametrize("where", ["segment_id", "start", "end"])
-def test_absurd_chains_are_refused_even_with_a_right_checksum(store, built, where):
-    path = find(built, "manifest.json")
-    original = json.loads(path.read_text())
-    for value in ABSURD:
-        if value == original["segments"][0][where]:
-            continue
-        segments = [{**original["segments"][0], where: value}]
-        write_json(path, "entry", {**original, "segments": segments})
-        assert store.open(KEY, IDS) is None
-        store.list()
-    ask(store)
-
-
-def mutate(root, chance):
-    """Damages one file of the store in one of eight ways; returns what was done."""
-    paths = sorted(p for p in root.rglob("*") if p.is_file() and p.stat().st_size)
-    path = chance.choice(paths)
-    data = bytearray(path.read_bytes())
-    at = chance.randrange(len(data))
-    kind = chance.choice(["flip", "byte", "zeros", "cut", "empty", "longer", "missing", "swap"])
-    if kind == "flip":
-        data[at] ^= 1 << chance.randrange(8)
-    elif kind == "byte":
-        data[at] = chance.randrange(256)
-    elif kind == "zeros":
-        data[at : at + 64] = bytes(len(data[at : at + 64]))
-    elif kind == "cut":
-        del data[at:]
-    elif kind == "empty":
-        data.clear()
-    elif kind == "longer":
-        data += chance.randbytes(chance.randrange(1, 200))
-    elif kind == "swap":
-        other = chance.choice([p for p in paths if p.name == path.name])
-        data[:], old = other.read_bytes(), bytes(data)
-        other.write_bytes(old)
-    if kind == "missing":
-        path.unlink()
-    else:
-        path.write_bytes(bytes(data))
-    return kind, path.name
-
-
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize(
-    ("count", "seed"), [(100, 1), pytest.param(2000, 2, marks=pytest.mark.slow)]
-)
-def test_random_damage_anywhere_never_changes_what_is_read(store, built, count, seed):
-    chance = random.Random(seed)
-    child = np.concatenate([IDS[:1280], make_ids(500, seed=4)])
-    for _ in range(count):
-        try:
-            ask(store, IDS)
-            ask(store, child)
-        except StoreFormatError as error:  # the one digit that says "not yours": refused by name
-            assert error.version > FORMAT
-            Path(error.where).unlink()
-        mutate(built, chance)
-    ask(store, IDS)
-    ask(store, child)
-    assert [e.status for e in store.list()].count("complete") == 2
-
-
-def test_a_newer_format_is_left_alone_and_said(store, built, warnings):
-    path = find(built, "manifest.json")
-    text = path.read_text().replace('"format": 1', '"format": 2')
-    path.write_text(text)
-    assert store.open(KEY, IDS) is None
-    assert store.find(KEY, IDS).reused_tokens == 0
-    assert "store_format" in warnings.codes
-    with pytest.raises(StoreError, match="newer"):
-        store.begin(KEY, SHAPE, IDS, prefill_block=BLOCK, name="doc")
-    assert [e.status for e in store.list()] == ["newer"]
-    store.prune(0)
-    with pytest.raises(StoreError, match="newer"):
-        store.remove([store.list()[0].entry_id])
-    assert path.read_text() == text
-    assert len(list(built.rglob("kv.bin"))) == 1
-
-
-def test_an_older_format_is_listed_as_stale_and_goes_first(store, built):
-    build(store, make_ids(300, seed=8))[0].close()
-    path = find(built, "manifest.json")
-    path.write_text(path.read_text().replace('"format": 1', '"format": 0'))
-    assert "stale" in [e.status for e in store.list()]
-    gone = store.prune(store.num_bytes() - 1)
-    assert gone[0].status == "stale"
-    ask(store)
-
-
-def test_an_older_manifest_is_replaced_when_its_document_returns(store, built, warnings):
-    path = find(built, "manifest.json")
-    path.write_text(path.read_text().replace('"format": 1', '"format": 0'))
-    ask(store)
-    assert "store_format" in warnings.codes
-    assert [e.status for e in store.list()] == ["complete"]
-
-
-def test_links_are_not_followed(store, built, tmp_path):
-    path = find(built, "kv.bin")
-    outside = tmp_path / "outside"
-    path.rename(outside)
-    path.symlink_to(outside)
-    before = outside.read_bytes()
-    ask(store)
-    assert outside.read_bytes() == before
-    assert not find(built, "kv.bin").is_symlink()
-
-
-def test_a_link_in_place_of_the_store_is_refused(tmp_path):
-    (tmp_path / "real").mkdir()
-    (tmp_path / "store").symlink_to(tmp_path / "real")
-    store = Store(tmp_path / "store")
-    for call in (store.list, lambda: store.find(KEY, IDS), lambda: store.open(KEY, IDS)):
-        with pytest.raises(StoreError, match="link"):
-            call()
-    with pytest.raises(StoreError, match="link"):
-        build(store, IDS)
-
-
-def test_a_foreign_owner_is_refused(built, monkeypatch):
-    monkeypatch.setattr("os.getuid", lambda: 4242)
-    with pytest.raises(StoreError, match="another user"):
-        Store(built).list()
-    with pytest.raises(StoreError, match="another user"):
-        build(Store(built), IDS)
-
-
 def test_a_page_that_the_disk_cannot_read_is_named_and_computed_again(store, built, monkeypatch):
     real_read, real_write = os.pread, os.pwrite
     bad = set(range(32_768 * 2 + 600 * 16, 32_768 * 2 + 900 * 16))  # K of layer 1
-    monkeypatch.setattr(os, "pread", reading_without(bad, real_read))
+    monkeypatch.setattr(os, "pread", failing_at(bad, real_read))
     monkeypatch.setattr(os, "pwrite", writing_mends(bad, real_write))
     with store.open(KEY, IDS) as entry:
         entry.pieces[0].check_keys(0, 0, 1900)
@@ -403,15 +155,6 @@ def test_a_page_that_the_disk_cannot_read_is_named_and_computed_again(store, bui
     assert ask(store) == [(512, 1024)]
     assert not bad
     assert ask(Store(built)) == []
-
-
-def reading_without(bad, real):
-    def pread(fd, size, offset):
-        if bad & set(range(offset, offset + size)):
-            raise OSError(errno.EIO, "Input/output error")
-        return real(fd, size, offset)
-
-    return pread
 
 
 def writing_mends(bad, real):
@@ -446,13 +189,6 @@ def test_a_file_that_is_cut_while_it_is_written_is_not_committed(store, root):
             writer.commit(1024)
     ask(store)
     assert len(list(root.rglob("kv.bin"))) == 1
-
-
-def test_what_is_passed_over_is_said_with_what_follows(store, built, warnings):
-    flip(find(built, "tokens.bin"), 8)
-    ask(store)
-    assert warnings
-    assert all("computed again when needed" in message for _, _, message in warnings)
 
 
 def test_pages_are_checked_ahead_and_what_is_damaged_is_left_to_its_user(store, built):

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 import os
 
 import numpy as np
 import pytest
 import torch
 
+from tests.store.damage import failing_at, flip
 from tests.store.synthetic import KEY, build, expected, make_ids, read
-from tests.store.test_damage import flip
 from tsdoc.errors import CorruptPageError, DamagedStoreError, StoreError
 from tsdoc.kernels.kv import KEYS, VALUES
 from tsdoc.kernels.piece_rows import as_tensor
@@ -174,16 +173,6 @@ def test_what_the_disk_cannot_read_any_more_is_named(store, monkeypatch):
         assert (caught.value.start, caught.value.end) == (512, 1024)
 
 
-def failing_at(bad, real):
-    def read_at(fd, target, offset):
-        size = target if isinstance(target, int) else sum(map(len, target))
-        if bad & set(range(offset, offset + size)):
-            raise OSError(errno.EIO, "Input/output error")
-        return real(fd, target, offset)
-
-    return read_at
-
-
 def temporary_files(segment):
     return [path.name for path in segment.directory.iterdir() if path.name.startswith(".tmp-")]
 
@@ -222,7 +211,7 @@ def test_a_store_that_cannot_be_written_says_so(store, entry, monkeypatch):
     def refuse(*arguments):
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr("tsdoc.store.locks.open_file", refuse)
+    monkeypatch.setattr("tsdoc.store.replacing.open_file", refuse)
     with pytest.raises(StoreError, match="Read-only"):
         derive(entry.segments[0], make_layer)
 

@@ -78,6 +78,21 @@ def test_votes_go_with_their_entry(store, root):
     assert not directory.exists()
 
 
+def test_others_clean_up_while_they_are_written(store, monkeypatch):
+    with open_entry(store) as entry:
+        real, cleaned = os.fsync, []
+
+        def fsync(fd):
+            if not cleaned:
+                cleaned.append(store.prune())
+            real(fd)
+
+        monkeypatch.setattr(os, "fsync", fsync)
+        entry.keep_votes(ASKED, VOTES)
+        assert cleaned == [[]]
+        assert entry.read_votes(ASKED, VOTES.shape) is not None
+
+
 def test_what_cannot_be_written_is_not_kept(store, root, monkeypatch):
     with open_entry(store) as entry:
         directory = path_of(root, entry).parent

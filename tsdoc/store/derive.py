@@ -7,16 +7,15 @@ are locked, so that nobody takes them for what a killed run has left.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 from tsdoc.errors import DamagedStoreError
 from tsdoc.kernels.kv import KEYS, VALUES, KVArray, LayerIndex
-from tsdoc.store.files import fsync_dir, store_error
+from tsdoc.store.files import store_error
 from tsdoc.store.index_file import INDEX_FILE, IndexLayout, write_index
-from tsdoc.store.locks import drop_temporary, temporary_file
 from tsdoc.store.pages import Segment
+from tsdoc.store.replacing import drop_temporary, replacing, write_all
 from tsdoc.store.units import UNITS_FILE, hash_units, seal_page, units_header
 
 MakeLayer = Callable[[KVArray], LayerIndex]
@@ -50,7 +49,7 @@ def derive(segment: Segment, make_layer: MakeLayer) -> None:
         return make_layer(segment.rows(layer, KEYS))
 
     _replace(segment.directory / INDEX_FILE, lambda fd: write_index(fd, info, make))
-    _replace(segment.directory / UNITS_FILE, lambda fd: _write_all(fd, bytes(tables)))
+    _replace(segment.directory / UNITS_FILE, lambda fd: write_all(fd, memoryview(tables)))
     segment.use_derived()
 
 
@@ -67,19 +66,10 @@ def _unit_table(segment: Segment, layer: int, kind: int) -> bytes:
 def _replace(path: Path, write: Callable[[int], None]) -> None:
     try:
         drop_temporary(path.parent)  # those of runs that were killed
-        with temporary_file(path) as (temporary, fd):
+        with replacing(path) as fd:
             write(fd)
-            os.fsync(fd)
-            temporary.replace(path)
-        fsync_dir(path.parent)
     except OSError as error:
         raise store_error(error, path, "writing it") from error
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(fd, rest) :]
 
 
 def is_derivable(segment: Segment) -> bool:

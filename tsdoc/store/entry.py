@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tsdoc.errors import DamagedStoreError, StoreError
+from tsdoc.errors import StoreError
 from tsdoc.kernels.kv import KEYS, VALUES, KVPiece
 from tsdoc.store.key import PAGE_SIZE, Ids
 from tsdoc.store.locks import Lock
@@ -97,7 +97,7 @@ class Entry:
 
     def keep_votes(self, asked: bytes, votes: Votes) -> None:
         """Keeps votes with the entry, where it can be written to; they can be found again."""
-        with contextlib.suppress(OSError, DamagedStoreError):
+        with contextlib.suppress(OSError, StoreError):
             write_votes(self._directory, self.entry_id, asked, votes)
 
     def check_ahead(self) -> None:

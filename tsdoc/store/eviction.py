@@ -13,8 +13,9 @@ from tsdoc.errors import DamagedStoreError, StoreError, StoreFormatError
 from tsdoc.store.files import delete_dir, has_ours, named_dirs, read_json, store_error
 from tsdoc.store.journal import HEADER_BYTES
 from tsdoc.store.key import FORMAT
-from tsdoc.store.locks import Lock, drop_temporary, try_exclusive
+from tsdoc.store.locks import Lock, try_exclusive
 from tsdoc.store.manifest import ENTRY_FILES, Manifest, read_manifest
+from tsdoc.store.replacing import drop_temporary
 from tsdoc.store.segment import SEGMENT_FILES, SegmentInfo, read_info
 
 Status = Literal["complete", "incomplete", "damaged", "orphan", "stale", "newer"]

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
 from tsdoc.errors import StoreError
 from tsdoc.home import READ_ONLY
-from tsdoc.store.files import open_file, temporaries, temporary_name
+from tsdoc.store.files import open_file
 
 _BUSY = frozenset({errno.EAGAIN, errno.EACCES, errno.EWOULDBLOCK})
 _POLL_S = 0.05
@@ -134,43 +133,3 @@ def _is_still(fd: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(fd), path.lstat())
     except FileNotFoundError:
         return False
-
-
-@contextlib.contextmanager
-def temporary_file(path: Path) -> Iterator[tuple[Path, int]]:
-    """A new file beside `path`, and a descriptor to write it by; `drop_temporary` spares it.
-
-    Leaving the `with` block deletes it, unless it got another name.
-
-    Raises:
-        StoreError: the file system has no locks.
-        OSError: it cannot be made.
-    """
-    lock = None
-    while lock is None:  # somebody who cleans up can come between its creation and its lock
-        temporary = temporary_name(path)
-        lock = try_exclusive(temporary)
-    try:
-        fd = open_file(temporary, os.O_WRONLY)
-        try:
-            yield temporary, fd
-        finally:
-            os.close(fd)
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        lock.release()
-
-
-def drop_temporary(directory: Path) -> None:
-    """Deletes the temporary files that nobody is writing.
-
-    Raises:
-        StoreError: the file system has no locks, or one is no file of ours.
-        OSError: one cannot be deleted.
-    """
-    for path in temporaries(directory):
-        lock = try_exclusive(path)
-        if lock is not None:
-            with lock, contextlib.suppress(FileNotFoundError):
-                path.unlink()

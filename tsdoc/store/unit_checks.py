@@ -22,6 +22,9 @@ class UnitChecks:
         journal: Says what the units are sealed with.
         table: Digests of the units.
         fd: A descriptor of kv.bin that is used for nothing else, and closed here.
+
+    Attributes:
+        verified: By layer and kind, which units were checked.
     """
 
     def __init__(self, info: SegmentInfo, journal: Journal, table: UnitTable, fd: int) -> None:
@@ -31,7 +34,7 @@ class UnitChecks:
         self._per_page = PAGE_SIZE // table.tokens
         # Units are numbered from those of the segment's first page on, which may begin before it.
         self._base = first_page(info.start) * self._per_page
-        self._verified: dict[tuple[int, int], npt.NDArray[np.bool_]] = {}
+        self.verified: dict[tuple[int, int], npt.NDArray[np.bool_]] = {}
         self._fd = fd
         if hasattr(os, "posix_fadvise"):  # the kernel is to read no more than it is asked for
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
@@ -49,7 +52,7 @@ class UnitChecks:
         Returns:
             Pages (numbers within the segment) with a unit that nothing vouches for here.
         """
-        verified = self._verified.setdefault(
+        verified = self.verified.setdefault(
             (layer, kind), np.zeros(len(self._journal.block_end) * self._per_page, dtype=np.bool_)
         )
         numbers = np.unique(positions // self._table.tokens) - self._base

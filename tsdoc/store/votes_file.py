@@ -5,9 +5,7 @@ Nothing depends on it but time: whatever is wrong with it, it is as if it were m
 
 from __future__ import annotations
 
-import contextlib
 import os
-import secrets
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +13,8 @@ import numpy.typing as npt
 import xxhash
 
 from tsdoc.errors import DamagedStoreError
-from tsdoc.store.files import fsync_dir, open_file, write_new
+from tsdoc.store.files import open_file
+from tsdoc.store.replacing import replacing, write_all
 
 VOTES_FILE = "votes.bin"
 VERSION = 1
@@ -56,17 +55,11 @@ def write_votes(directory: Path, entry_id: str, asked: bytes, votes: Votes) -> N
 
     Raises:
         OSError: they cannot be written.
-        DamagedStoreError: something foreign is in the way.
+        StoreError: the file system has no locks.
     """
     body = memoryview(np.ascontiguousarray(votes, dtype="<f4").tobytes())
-    temporary = directory / f".tmp-{secrets.token_hex(8)}"
-    try:
-        write_new(temporary, _header(entry_id, asked, votes.shape, body), body)
-        temporary.replace(directory / VOTES_FILE)
-        fsync_dir(directory)
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
+    with replacing(directory / VOTES_FILE) as fd:
+        write_all(fd, _header(entry_id, asked, votes.shape, body), body)
 
 
 def _header(entry_id: str, asked: bytes, shape: tuple[int, ...], body: memoryview) -> bytes:
