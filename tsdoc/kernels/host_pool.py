@@ -68,21 +68,22 @@ class KeyStage:
         self._held = [(-1, 0), (-1, 0)]
 
     def get(self, layer: int, written: int, end: int) -> torch.Tensor:
-        """Keys of a layer, of which rows [0, end) are right.
+        """Keys of a layer, of which rows [0, end) are right, until another layer is asked for.
 
         Args:
             layer: Which.
             written: Rows from here on may have been written since the last call.
             end: Rows that are wanted.
         """
-        self._turn = 1 - self._turn
+        if self._held[self._turn][0] != layer:
+            self._turn = 1 - self._turn
+            if self._stream is not None and self._arrived is not None:
+                torch.cuda.current_stream().wait_event(self._arrived)
         buffer, (held, rows) = self._buffers[self._turn], self._held[self._turn]
-        if self._stream is not None and self._arrived is not None:
-            torch.cuda.current_stream().wait_event(self._arrived)
         first = min(rows, written) if held == layer else 0
         if first < end:
             buffer[first:end].copy_(self._keys[layer][first:end], non_blocking=True)
-        self._held[self._turn] = (layer, end)
+        self._held[self._turn] = (layer, max(end, first))
         # A prefill writes the last layer's keys and reads none of them.
         self._fetch(layer + 1 if layer + 2 < len(self._keys) else 0, written)
         return buffer

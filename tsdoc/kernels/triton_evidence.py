@@ -29,10 +29,11 @@ def soft_votes(
     queries = token_queries(q, rope, n_local).to(parts.compute_dtype)
     bounds = torch.tensor([start, end, 0, 0], dtype=torch.int32, device=q.device)
     total = torch.zeros(end - start, device=q.device)
+    keys = pool.keys_to_score(layer, start, end)
     for part in torch.split(queries, max(1, VOTE_BYTES // (4 * (end + PAGE_SIZE)))):
         votes = block_votes(
             part.contiguous(),
-            pool.keys_to_score(layer, start, end),
+            keys,
             pool.page_table,
             bounds.expand(part.shape[0], 4).contiguous(),
             low=start,

@@ -299,3 +299,16 @@ def test_a_stage_copies_what_was_written_and_the_next_layer_ahead(device: torch.
     stage.forget()
     keys[0][:] = 5.0
     assert torch.equal(stage.get(0, 512, 512).cpu(), keys[0])
+
+
+def test_a_layer_that_is_asked_for_in_parts_is_copied_once(device: torch.device) -> None:
+    keys = [torch.randn(512, 1, 8) for _ in range(3)]
+    stage = KeyStage(keys, device)
+    stage.get(1, 300, 400)
+    before = keys[1].clone()
+    keys[1] += 1.0
+    got = stage.get(1, 300, 512).cpu()
+    assert torch.equal(got[:300], before[:300])  # unwritten, as far as it was told
+    assert torch.equal(got[300:], keys[1][300:])
+    assert torch.equal(stage.get(1, 300, 350)[:350].cpu(), got[:350])
+    assert torch.equal(stage.get(1, 512, 512).cpu()[:350], got[:350])
