@@ -11,6 +11,7 @@ import pytest
 from tests.session.conftest import TEXT, Recorder
 from tsdoc.errors import ResourceError, StoreError, UsageError
 from tsdoc.home import Home
+from tsdoc.prompt.files import read_checked, write_checked
 from tsdoc.session import Conversation, Session
 from tsdoc.session.kept import (
     conversation_path,
@@ -204,6 +205,26 @@ def test_a_damaged_file_is_named_and_can_be_forgotten(start: Start, home: Home) 
     assert "--forget lockers" in (error.value.hint or "")
     forget_conversation(home, "lockers")
     assert talk(start(), FIRST, name="lockers")
+
+
+@pytest.mark.parametrize("where", ["turns", "evidence", "passages"])
+def test_what_another_version_kept_is_named_whatever_it_holds(
+    start: Start, home: Home, where: str
+) -> None:
+    talk(start(), FIRST, name="lockers")
+    path = conversation_path(home, "lockers")
+    value = read_checked(path)
+    assert value is not None
+    turn = value["turns"][0]
+    if where == "turns":
+        turn["mood"] = "cheerful"
+    else:
+        turn["evidence"] = {"passages": [{}] if where == "passages" else 3}
+    write_checked(path, value)
+    assert list_conversations(home) == {"lockers": None}
+    with pytest.raises(StoreError, match="kept by another tsdoc") as error:
+        load_conversation(path)
+    assert "--forget lockers" in (error.value.hint or "")
 
 
 @pytest.mark.parametrize("name", ["", ".hidden", "a/b", "../up", "x" * 65, "a b", "-x"])

@@ -122,12 +122,17 @@ def test_where_the_budget_has_no_room_all_keys_are_read(
 ) -> None:
     text = ask(long(index="none")).text
     (pages,) = home.root.rglob("kv.bin")
+    reporter = Recorder()
     session = start(
+        reporter,
         engine={"prefill_block": 1024, "question_chunk_size": 64, **WIDE},
         store={"max_bytes": pages.stat().st_size + 100_000},
     )
     assert ask(session).text == text
     assert derived(home) == []
+    (warning,) = reporter.warnings
+    assert warning[0] == "no_index"
+    assert "the store's budget has" in warning[2]
 
 
 def test_a_damaged_index_does_not_matter_where_none_is_asked_for(

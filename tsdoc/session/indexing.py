@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tsdoc.errors import CorruptPageError, DamagedStoreError, ResourceError, StoreError
 from tsdoc.progress import Reporter
+from tsdoc.terminal import format_bytes
 
 if TYPE_CHECKING:
     from tsdoc.store import Entry, Store
@@ -54,7 +55,14 @@ def _prepare(
         reporter.warn(error.code, error.where or "", f"{error.message}; made again")
     if not is_derivable(segment):
         return False
-    if store.num_bytes() + derived_bytes(segment) > store.budget():
+    needed, free = derived_bytes(segment), store.budget() - store.num_bytes()
+    if needed > free:
+        reporter.warn(
+            "no_index",
+            str(segment.directory),
+            f"the key index needs {format_bytes(needed)} and the store's budget has "
+            f"{format_bytes(max(free, 0))} left; all keys are read",
+        )
         return False
     from tsdoc.kernels.piece_rows import as_tensor
     from tsdoc.kernels.torch_index import make_layer_index

@@ -99,14 +99,22 @@ def load_conversation(path: Path) -> KeptConversation | None:
     if not path.exists() and not path.is_symlink():
         return None
     value = read_checked(path)
-    if value is None or value.get("version") != VERSION:
-        what = "is damaged or not yours" if value is None else "was kept by another tsdoc"
-        raise StoreError(
-            f"the conversation {what}",
-            where=str(path),
-            hint=f"Give another --name, or remove it with `tsdoc chat --forget {path.stem}`.",
-        )
-    return _from_json(value)
+    if value is None:
+        raise _unusable(path, "is damaged or not yours")
+    if value.get("version") != VERSION:
+        raise _unusable(path, "was kept by another tsdoc")
+    try:
+        return _from_json(value)
+    except (KeyError, TypeError, ValueError) as error:
+        raise _unusable(path, "was kept by another tsdoc") from error
+
+
+def _unusable(path: Path, what: str) -> StoreError:
+    return StoreError(
+        f"the conversation {what}",
+        where=str(path),
+        hint=f"Give another --name, or remove it with `tsdoc chat --forget {path.stem}`.",
+    )
 
 
 def list_conversations(home: Home) -> dict[str, KeptConversation | None]:

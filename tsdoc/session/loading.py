@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from tsdoc.engine.engine import Engine
     from tsdoc.engine.team import Team
     from tsdoc.kernels.interface import Backend
-    from tsdoc.models.config import ModelConfig
 
 MEMORY_MARGIN = 1 << 30  # left for activations and the rest of the machine
 
@@ -110,7 +109,9 @@ def _load_on_ranks(
     device: Device,
     parallel: ParallelSettings,
 ) -> LoadedModel:
+    from tsdoc.engine.team import Team
     from tsdoc.parallel.job import Job, load_shard
+    from tsdoc.parallel.leader import Leader
 
     job = Job(
         directory=str(model.directory),
@@ -122,9 +123,6 @@ def _load_on_ranks(
         device_memory=settings.device_memory,
         threads=settings.threads or max(1, num_cpus() // parallel.size),
     )
-    from tsdoc.engine.team import Team
-    from tsdoc.parallel.leader import Leader
-
     leader = Leader(job)
     try:
         shard = load_shard(job, leader.mesh)
