@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from tsdoc.errors import ResourceError, UsageError
 from tsdoc.home import Home
 from tsdoc.profile import keep, run
 from tsdoc.profile.output import report_json
+from tsdoc.profile.prompt import ProfilePrompt
 from tsdoc.profile.results import PARTS, Report
 from tsdoc.profile.run import ALL_ATTENDED, run_profile
 
@@ -139,6 +141,23 @@ def test_a_full_disk_leaves_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert report.kept is None
     assert recorder.warnings[0][0] == "not_kept"
     assert "GB are free" in report.notes[0]
+
+
+def test_a_disk_that_cannot_be_read_leaves_the_rest(
+    tmp_path: Path, make_prompt: Callable[..., ProfilePrompt], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("tsdoc.profile.disk.os.fsync", refuse)
+    place = run._Place(directory=tmp_path, notes=[])
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "kv.bin").write_bytes(b"K and V")
+    recorder, settings = Recorder(), make_settings()
+    prompt = make_prompt(settings, make_request())
+    assert run._from_disk(prompt, settings, "cpu", place, recorder) is None
+    assert recorder.warnings[0][0] == "from_disk"
+    assert "Input/output error" in place.notes[0]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ResourceError("no room")])

@@ -70,14 +70,20 @@ def leave_page_cache(directory: Path) -> bool:
     """Asks the system to forget what it caches of the files below; returns whether it did.
 
     Only Linux can be asked both.
+
+    Raises:
+        StoreError: a file cannot be read, or not be written to the disk.
     """
     if not hasattr(os, "posix_fadvise") or not hasattr(os, "RWF_NOWAIT"):
         return False
-    for path in _files(directory):
-        with path.open("rb", buffering=0) as file:
-            os.fsync(file.fileno())
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    return all(_cached_ratio(path) <= CACHED_RATIO for path in _files(directory))
+    try:
+        for path in _files(directory):
+            with path.open("rb", buffering=0) as file:
+                os.fsync(file.fileno())
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        return all(_cached_ratio(path) <= CACHED_RATIO for path in _files(directory))
+    except OSError as error:
+        raise StoreError(f"cannot be read ({error.strerror})", where=str(directory)) from error
 
 
 def _files(directory: Path) -> Iterator[Path]:

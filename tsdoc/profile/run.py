@@ -262,18 +262,32 @@ def _from_disk(
     """The new process again, with an empty page cache."""
     assert place.directory is not None  # noqa: S101 - asked before
     store = place.directory / "store"
-    if not leave_page_cache(store):
+    with _stage(reporter, "the disk"):
+        try:
+            rate = _rate_of_empty_cache(store)
+        except StoreError as error:
+            reporter.warn("from_disk", error.where or "", error.message)
+            place.notes.append(f"From the disk: not measured, {error.where}: {error.message}.")
+            return None
+    if rate is None:
         place.notes.append("From the disk: not measured, the page cache keeps what is read.")
         return None
-    kv = max(store.rglob("kv.bin"), key=lambda path: path.stat().st_size)
-    with _stage(reporter, "the disk"):
-        rate = read_rate(kv)
-        leave_page_cache(store)
     start = _warm(prompt, settings, device, place, reporter)
     if start is None:
         return None
     num_bytes = kv_bytes(prompt, settings)
     return FromDisk(start=start, num_bytes=num_bytes, disk_bytes_per_s=rate)
+
+
+def _rate_of_empty_cache(store: Path) -> float | None:
+    """What the disk gives of K and V, in bytes per second; the page cache is empty afterwards.
+
+    None where it cannot be emptied.
+    """
+    if not leave_page_cache(store):
+        return None
+    rate = read_rate(max(store.rglob("kv.bin"), key=lambda path: path.stat().st_size))
+    return rate if leave_page_cache(store) else None
 
 
 def _default_run(runs: tuple[DecodeRun, ...]) -> DecodeRun:
