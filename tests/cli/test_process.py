@@ -40,9 +40,19 @@ def run(
     )
 
 
+def run_script(script: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
 @pytest.mark.parametrize("args", [["--help"], ["--version"]])
 def test_help_imports_nothing_heavy(args: list[str]) -> None:
-    script = textwrap.dedent(f"""
+    script = f"""
         import sys
         from tsdoc.__main__ import main
         sys.argv = ["tsdoc", *{args!r}]
@@ -52,14 +62,8 @@ def test_help_imports_nothing_heavy(args: list[str]) -> None:
             assert not end.code, end.code
         heavy = [name for name in {HEAVY!r} if name in sys.modules]
         assert not heavy, heavy
-    """)
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    """
+    done = run_script(script)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -224,13 +228,7 @@ def test_ctrl_c_while_importing_cannot_be_swallowed() -> None:
         sys.argv = ["tsdoc", "--version"]
         main()
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_script(script)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "tsdoc: stopped\n")
 
 
@@ -241,14 +239,8 @@ before = set(sys.modules)
 import tsdoc.__main__
 print(*sorted(set(sys.modules) - before))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.split() == ["tsdoc", "tsdoc.__main__"]
+    done = run_script(script)
+    assert (done.stdout.split(), done.stderr) == (["tsdoc", "tsdoc.__main__"], "")
 
 
 def test_ctrl_c_while_importing_is_one_line() -> None:
@@ -264,13 +256,7 @@ def test_ctrl_c_while_importing_is_one_line() -> None:
         sys.meta_path.insert(0, Interrupting())
         main()
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_script(script)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "tsdoc: stopped\n")
 
 
