@@ -171,7 +171,8 @@ def test_the_one_used_longest_ago_goes_with_its_index_when_the_budget_is_short(s
             derive(built.segments[0], plain_layer)
     age(root, store, "old", 1000)
     held = store.num_bytes()
-    assert named(store)["old"].num_bytes == named(store)["new"].num_bytes
+    # segment.json holds a moment, whose decimals are not always as many
+    assert abs(named(store)["old"].num_bytes - named(store)["new"].num_bytes) < 64
     assert sum(1 for p in root.rglob("*.bin") if p.name in DERIVED_FILES) == 4
     with store.open(KEY, make_ids(1900, seed=1)):
         assert [e.name for e in store.prune(held - 1)] == ["old"]
