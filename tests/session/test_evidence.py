@@ -11,11 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from tests.session.conftest import TEXT
+from tests.session.conftest import TEXT, Recorder
 from tsdoc.engine import evidence as engine_evidence
 from tsdoc.engine import query_log
+from tsdoc.errors import CorruptPageError
+from tsdoc.evidence.results import Evidence
 from tsdoc.home import Home
 from tsdoc.session import Answer, Session
+from tsdoc.session.evidence import EvidenceFinder
 
 Start = Callable[..., Session]
 QUESTION = "What does locker 7 hold?"
@@ -83,6 +86,26 @@ def test_coverage_counts_files(start: Start, tmp_path: Path) -> None:
     assert evidence.coverage.unit == "file"
     assert evidence.coverage.total == 5
     assert 1 <= evidence.coverage.holding <= 5
+
+
+def test_damage_that_is_met_after_the_answer_is_repaired(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with start() as session:
+        expected = explained(session, 3)
+    damaged = [CorruptPageError("KV page 0", where="kv.bin", start=0, end=256)]
+    find = EvidenceFinder.find
+
+    def find_it(*args: Any, **options: Any) -> Evidence:
+        if damaged:
+            raise damaged.pop()
+        return find(*args, **options)
+
+    monkeypatch.setattr(EvidenceFinder, "find", find_it)
+    reporter = Recorder()
+    with start(reporter) as session:
+        assert explained(session, 3).evidence == expected.evidence
+    assert [code for code, _, _ in reporter.warnings] == ["page_repaired"]
 
 
 def test_the_neutral_question_is_asked_once_for_all_sessions(

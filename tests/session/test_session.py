@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from tests.session.conftest import TEXT, Recorder
-from tsdoc.errors import PartialInputError, ResourceError, UsageError
+from tsdoc.errors import PartialInputError, ResourceError, StoreError, UsageError
 from tsdoc.home import Home
 from tsdoc.ingest.options import IngestOptions
 from tsdoc.session import Answer, Session
@@ -132,6 +134,26 @@ def test_a_flipped_byte_is_named_and_its_block_recomputed(
         again = Recorder()
         assert ask(start(again)).text == cold.text
         assert again.warnings == []
+
+
+def test_a_page_that_never_stays_ends_the_question(
+    start: Start, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask(start())
+    (kv,) = [p for p in files_below(home.store) if p.name == "kv.bin"]
+    kv.write_bytes(bytes(byte ^ 1 for byte in kv.read_bytes()))
+
+    @contextlib.contextmanager
+    def nothing_stays(*_: object) -> Iterator[SimpleNamespace]:
+        yield SimpleNamespace(num_committed=1, end=1)
+
+    monkeypatch.setattr(Store, "repair", nothing_stays)
+    reporter = Recorder()
+    with pytest.raises(StoreError, match="though computed again 3 times: the disk fails") as caught:
+        ask(start(reporter))
+    assert caught.value.hint is not None
+    assert "--no-store" in caught.value.hint
+    assert [code for code, _, _ in reporter.warnings] == 3 * ["page_repaired"]
 
 
 def test_a_full_disk_is_a_warning_while_memory_suffices(

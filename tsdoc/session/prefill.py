@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tsdoc.errors import (
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from tsdoc.engine.engine import Engine
     from tsdoc.store import Entry, Store, Writer
 
+MOST_REPAIRS = 3  # of one block: a disk that loses what was just written does so again
 MEMORY_SHARE = 0.8  # of the free memory that K and V may take where there is no store
 
 
@@ -72,6 +74,7 @@ class Prefill:
     make_engine: Callable[[int], Engine]
     calibration: Calibration
     reporter: Reporter
+    _repairs: Counter[tuple[str | None, int]] = field(default_factory=Counter, init=False)
 
     @property
     def bytes_per_token(self) -> int:
@@ -133,8 +136,20 @@ class Prefill:
         self.reporter.warn(error.code, error.where or "", f"{error.message}; computing it again")
 
     def repair(self, engine: Engine, error: CorruptPageError, holder: Entry | Writer) -> None:
-        """Recomputes the block that `error` names, and says so; later blocks stay valid."""
+        """Recomputes the block that `error` names, and says so; later blocks stay valid.
+
+        Raises:
+            StoreError: it was computed again before, and does not stay what it was.
+        """
         assert self.store is not None  # noqa: S101 - only pages of a store can be damaged
+        place = (error.where, error.start)
+        self._repairs[place] += 1
+        if self._repairs[place] > MOST_REPAIRS:
+            raise StoreError(
+                f"{error.message}, though computed again {MOST_REPAIRS} times: the disk fails",
+                where=error.where,
+                hint="Point TSDOC_HOME to another disk, or keep nothing with --no-store.",
+            ) from error
         message = f"{error.message}; computing tokens {error.start:,} to {error.end:,} again"
         self.reporter.warn("page_repaired", error.where or "", message)
         with self.store.repair(holder, error.start, error.end) as block:

@@ -279,7 +279,16 @@ class Session:
             self._finder = EvidenceFinder(
                 prompt=self.prompt, neutral=self._make_neutral(), make_piece=self._room
             )
-        evidence = self._finder.find(*self._last, self._load_kv().pieces, count=count)
+        engine, generation = self._last
+        kv = self._load_kv()
+        while True:
+            try:
+                evidence = self._finder.find(engine, generation, kv.pieces, count=count)
+                break
+            except CorruptPageError as error:
+                if kv.entry is None:
+                    raise
+                self._job.repair(engine, error, kv.entry)
         times_s = {**answer.times_s, "evidence": time.perf_counter() - begun}
         return replace(answer, evidence=evidence, times_s=times_s)
 
