@@ -45,7 +45,8 @@ def run_eval(home: Home, model_directory: Path) -> Callable[..., EvalReport]:
     def run(
         reporter: Recorder | None = None, *, kv_dtype: str = "bfloat16", **request: Any
     ) -> EvalReport:
-        groups = {**SMALL, "engine": {**SMALL["engine"], "kv_dtype": kv_dtype}}
+        exact = {"kv_dtype": kv_dtype, "decode_weights": kv_dtype}
+        groups = {**SMALL, "engine": {**SMALL["engine"], **exact}}
         settings = Settings.model_validate({**groups, "model": {"source": str(model_directory)}})
         return evaluate(
             EvalRequest(**{"items": 2, "haystacks": 1, **request}),

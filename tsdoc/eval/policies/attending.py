@@ -175,7 +175,8 @@ class PolicyRun:
     @torch.inference_mode()
     def forward(self, ids: Ids, start: int, chunks: Ranges, *, num_logits: int) -> torch.Tensor:
         """Runs tokens through all layers; returns logits [num_logits, vocab_size] of the last."""
-        decoder, cache = self._context.decoder, self._cache
+        cache, steps = self._cache, self._context.steps
+        decoder = steps if steps is not None and len(ids) == 1 else self._context.decoder
         hidden = decoder.embed(torch.from_numpy(ids.astype(np.int64)))
         last_layer = decoder.config.num_layers - 1
         for layer in range(decoder.config.num_layers):
