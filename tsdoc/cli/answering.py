@@ -71,7 +71,7 @@ def answer_all(
         if evidence:
             answer = explain(run, session, answer, count=evidence)
         answers.append(answer)
-        report(run, answer)
+        report(run, answer, session.prepare().times_s.get("prefill") if number == 0 else None)
     if session.prepare().times_s.get("prefill", 0.0) > LONG_PREFILL_S:
         start_s = START_UP_S + answers[-1].times_s["first_token"]
         run.reporter.note(f"next questions on this document take about {start_s:.0f} s to start")
@@ -101,14 +101,21 @@ def _separate(run: Run, question: str, number: int, count: int) -> None:
         run.terminal.line(f"> {question}\n")
 
 
-def report(run: Run, answer: Answer) -> None:
-    """Says on stderr what an answer cost, and whether it was cut."""
+def report(run: Run, answer: Answer, read_s: float | None = None) -> None:
+    """Says on stderr what an answer cost, and whether it was cut.
+
+    Args:
+        run: The command.
+        answer: What was answered.
+        read_s: Seconds of reading the document, where that came before it.
+    """
     say_cut(run, answer)
     seconds = sum(answer.times_s.values())
+    read = f"read in {read_s:.1f} s, " if read_s else ""
     again = f", {answer.reread_tokens:,} read again" if answer.reread_tokens else ""
     run.reporter.note(
         f"{answer.prompt_tokens:,} prompt tokens, {answer.reused_tokens:,} of them reused{again}; "
-        f"{answer.generated_tokens:,} generated; {seconds:.1f} s"
+        f"{answer.generated_tokens:,} generated; {read}answered in {seconds:.1f} s"
     )
 
 
