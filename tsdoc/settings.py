@@ -132,7 +132,7 @@ class EngineSettings(_Group):
         compute_dtype: Type of the arithmetic; auto is float32 on a CPU and bfloat16 on a GPU.
         decode_weights: How weights are kept for the generated tokens of a CPU: auto is bfloat16,
             half of what a token has to read, beside the float32 that everything else is computed
-            with, if there is memory for both.
+            with, if there is memory for both and compute_dtype is auto too.
         threads: CPU threads; None is one per core.
         index: How questions and answers find candidates: int4 by a key index of 16 bytes per key
             and head, none by reading all keys. Prefill always reads all keys.

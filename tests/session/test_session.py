@@ -321,3 +321,20 @@ def test_an_entry_names_the_record_of_its_text(start: Start, home: Home) -> None
         assert record.name == session.record
         entry = Store(home.store).list()[0]
     assert entry.meta["record"] == record.name
+
+
+@pytest.mark.parametrize(
+    ("engine", "narrow"),
+    [
+        ({}, True),
+        ({"decode_weights": "float32"}, False),
+        ({"compute_dtype": "float32"}, False),
+        ({"compute_dtype": "float32", "decode_weights": "bfloat16"}, True),
+        ({"compute_dtype": "bfloat16"}, False),
+    ],
+)
+def test_generated_tokens_read_bfloat16_weights_unless_float32_was_asked_for(
+    start: Start, engine: dict[str, str], narrow: bool
+) -> None:
+    with start(engine={"device": "cpu", **engine}) as session:
+        assert (session._engines.make(100).runner.steps is not None) is narrow

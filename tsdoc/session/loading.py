@@ -189,6 +189,8 @@ def _narrows(settings: EngineSettings, config: ModelConfig, dtype: torch.dtype) 
         return False
     if settings.decode_weights == "bfloat16":
         return True
+    if settings.compute_dtype != "auto":  # float32 was asked for
+        return False
     num_bytes = 2 * sum(math.prod(shape) for shape in tensor_shapes(config).values())
     return num_bytes + MEMORY_MARGIN <= psutil.virtual_memory().available
 
