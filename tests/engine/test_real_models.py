@@ -179,7 +179,7 @@ def test_weights_in_bfloat16_keep_the_clear_tokens_of_steps(
         )
 
     divergences = []
-    for prompt in pair.prompts:
+    for prompt in pair.prompts[:8]:
         tokens, logits = run(pair, prompt, "float32")
         assert torch.allclose(by_steps(exact, prompt, tokens), logits, atol=1e-3)
         found = by_steps(narrow, prompt, tokens)
