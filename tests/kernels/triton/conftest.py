@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -49,3 +51,19 @@ def place(request: pytest.FixtureRequest) -> tuple[torch.device, torch.dtype]:
     where, dtype = request.param.split("-")
     check_mode(where)
     return torch.device("cpu" if where == "interpreter" else "cuda"), getattr(torch, dtype)
+
+
+@pytest.fixture(autouse=True)
+def unwritten_memory_is_poison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fresh memory holds what would show in any result that read it."""
+
+    def poisoned(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def made(*args: Any, **kwargs: Any) -> torch.Tensor:
+            tensor = make(*args, **kwargs)
+            return tensor.fill_(1e30 if tensor.is_floating_point() else 127)
+
+        return made
+
+    monkeypatch.setattr(torch, "empty", poisoned(torch.empty))
+    monkeypatch.setattr(torch, "empty_like", poisoned(torch.empty_like))
+    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned(torch.Tensor.new_empty))

@@ -156,7 +156,7 @@ def _rescore_kernel(
         mask = valid[:, None] & inside[None, :]
         # An approximation this far off (2^100) is as good as none.
         relative = tl.minimum(scores - lse[:, None], 100.0)
-        exact = tl.sum(tl.where(mask, tl.exp2(relative), 0.0), 1)
+        exact = tl.sum(tl.exp2(tl.where(mask, relative, float("-inf"))), 1)
 
         line = positions // PAGE * (PAGE // 2) + positions % (PAGE // 2)
         source = (kv_head.to(tl.int64) * num_rows + line)[None, :] * RANK + ranks[:, None]
@@ -171,7 +171,7 @@ def _rescore_kernel(
         offset = tl.load(factors_ptr + 2 * place + 1, mask=valid, other=0.0)
         products = tl.dot(weights, codes, out_dtype=tl.int32).to(tl.float32)
         guess = products * scale[:, None] + (offset - lse)[:, None]
-        approximate = tl.sum(tl.where(mask, tl.exp2(guess), 0.0), 1)
+        approximate = tl.sum(tl.exp2(tl.where(mask, guess, float("-inf"))), 1)
     target = mass_ptr + (kv_head * num_parts + part) * 2 * QUERIES + rows
     tl.store(target, approximate)
     tl.store(target + QUERIES, exact)

@@ -142,8 +142,11 @@ def border_votes_kernel(
             )  # fmt: skip
             if SOFT:
                 lse = tl.load(lse_ptr + chunk * num_heads + head, mask=valid, other=float("inf"))
-                scores = tl.exp2(scores - lse[:, None])
-            votes += sum_groups(tl.where(mask, scores, 0.0), R, GP, WIDE, BLOCK_N)
+                # Masked before: what is no candidate may be unwritten memory.
+                scores = tl.exp2(tl.where(mask, scores - lse[:, None], float("-inf")))
+            else:
+                scores = tl.where(mask, scores, 0.0)
+            votes += sum_groups(scores, R, GP, WIDE, BLOCK_N)
         allowed = sum_groups(mask.to(tl.float32), R, GP, WIDE, BLOCK_N) > 0
         target = out_row + (tile * BLOCK_N + columns)[None, :]
         tl.store(votes_ptr + target, tl.where(allowed, votes, float("-inf")), mask=out_mask)
