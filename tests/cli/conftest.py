@@ -130,7 +130,10 @@ class FakeSession:
             generated_tokens=len(self.behaviour.pieces),
             selection_steps=4,
             selection_hits=3,
-            times_s={"question": 0.5, "decode": 1.0},
+            times_s={
+                "question": self.behaviour.answer_s / 3,
+                "decode": self.behaviour.answer_s * 2 / 3,
+            },
         )
 
     def find_evidence(self, answer: Answer, *, count: int) -> Answer:
@@ -193,14 +196,16 @@ class FakeSummarizer:
         answer: Any = None if kept else self.session.ask("Summarise.", lambda text: None)
         return Summary(
             sentences=tuple(
-                CitedSentence(text=text, place=None if line is None else made_place(line))
-                for text, line in sentences
+                CitedSentence(text=text, place=self._place(line)) for text, line in sentences
             ),
-            nearest=made_place(9),
+            nearest=self._place(self.behaviour.nearest_line),
             finish_reason="stop",
             generated_tokens=9,
             answer=answer,
         )
+
+    def _place(self, line: int | None) -> Place | None:
+        return None if line is None else self.behaviour.place or made_place(line)
 
     def whole(self, on_sentence: Callable[[CitedSentence], None]) -> Summary:
         summary = self._summary(("It begins.", 3), ("It goes on.", 3), ("Nobody knows.", None))
@@ -216,7 +221,8 @@ class FakeSummarizer:
 
     def part(self, part: Part) -> Summary:
         self.made.append(part.title)
-        return self._summary((f"{part.title} is new.", 7))
+        text, line = self.behaviour.part_text, self.behaviour.part_line
+        return self._summary(*([(text.format(part.title), line)] if text else []))
 
     def of_summaries(self, parts: Sequence[tuple[Part, Summary]]) -> Summary:
         return self._summary((f"It has {len(parts)} parts.", None))
@@ -229,6 +235,7 @@ class FakeServices(Services):
         self.root = home
         self.pieces = ["The villain", " is Moriarty."]
         self.finish_reason = "stop"
+        self.answer_s = 1.5
         self.evidence: Evidence | None = make_evidence()
         self.reused_tokens = 0
         self.count: CountTexts | None = None
@@ -237,6 +244,7 @@ class FakeServices(Services):
         self.parts = [
             Part(
                 title=title,
+                headings=((title,),),
                 sections=(n, n + 1),
                 tokens=(n * 10, n * 10 + 10),
                 first=made_place(n * 10 + 1),
@@ -245,6 +253,10 @@ class FakeServices(Services):
             for n, title in enumerate(("One", "Two", "Three"))
         ]
         self.num_kept_parts = 0
+        self.part_text: str | None = "{} is new."
+        self.part_line: int | None = 7
+        self.nearest_line: int | None = 9
+        self.place: Place | None = None
         self.summarizers: list[FakeSummarizer] = []
         self.conversations: list[FakeConversation] = []
         self.kept_questions: list[str] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.cli.conftest import Cli, FakeServices
+from tsdoc.ingest.document import Place
 from tsdoc.progress import Reporter
 
 BY_SECTION = """\
@@ -56,32 +57,41 @@ def test_only_missing_parts_are_summarised(cli: Cli, services: FakeServices) -> 
     assert "Two is kept. [big.txt:5]" in result.stdout
 
 
-class Clock:
-    """Every look at it is ten minutes later."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        self.now += 600.0
-        return self.now
-
-
 @pytest.fixture
-def slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tsdoc.cli.summarize.time.perf_counter", Clock())
+def slow(services: FakeServices) -> None:
+    services.answer_s = 600.0
 
 
-def test_one_more_part_is_one(cli: Cli, services: FakeServices) -> None:
-    services.num_kept_parts = 1
-    result = cli("summarize", "a.txt", "--by", "section")
-    assert "1 more part, about" in result.stderr
+@pytest.mark.parametrize(
+    ("answer_s", "num_kept", "said"),
+    [
+        (3.52, 0, "2 more parts at about 3.5 s each, then about 10 s for the summary of them all: "
+                  "about 18 s"),
+        (0.24, 0, "2 more parts at about 0.2 s each, then about 1 s for the summary of them all: "
+                  "about 1 s"),
+        (12.3, 1, "1 more part at about 12 s, then about 36 s for the summary of them all: "
+                  "about 48 s"),
+    ],
+)  # fmt: skip
+def test_an_estimate_can_be_reckoned(
+    cli: Cli, services: FakeServices, answer_s: float, num_kept: int, said: str
+) -> None:
+    services.answer_s, services.num_kept_parts = answer_s, num_kept
+    assert said in cli("summarize", "a.txt", "--by", "section").stderr.splitlines()
+
+
+def test_no_estimate_where_only_the_last_part_was_missing(cli: Cli, services: FakeServices) -> None:
+    services.num_kept_parts = 2
+    assert "about" not in cli("summarize", "a.txt", "--by", "section").stderr
 
 
 @pytest.mark.usefixtures("slow")
 def test_a_long_run_is_asked_about(cli: Cli, services: FakeServices) -> None:
     result = cli("summarize", "a.txt", "--by", "section", terminal=True, stdin="n\n")
-    assert "2 more parts, about 50 min at 600 s each. Ctrl-C is safe. Go on? [Y/n]" in result.stderr
+    assert "2 more parts at about 600 s each, then about 30 min for the summary of them all: " in (
+        result.stderr
+    )
+    assert "about 50 min. Ctrl-C is safe. Go on? [Y/n]" in result.stderr
     assert result.code == 130
     assert services.summarizers[0].made == ["One"]
     assert "1 of 3 parts are kept, run the same command to go on" in result.stderr
@@ -98,6 +108,38 @@ def test_a_long_run_goes_on_with_consent(
     result = cli("summarize", "a.txt", "--by", "section", *args, terminal=terminal, stdin=stdin)
     assert (result.code, result.stdout) == (0, BY_SECTION)
     assert "about 50 min" in result.stderr
+
+
+def test_a_part_without_a_citation_has_the_nearest_place_or_its_own_range(
+    cli: Cli, services: FakeServices
+) -> None:
+    services.part_line = None
+    nearest = cli("summarize", "a.txt", "--by", "section").stdout
+    assert "One is new. [nearest: big.txt:9]\n" in nearest
+    services.nearest_line = None
+    ranges = cli("summarize", "a.txt", "--by", "section").stdout
+    assert "It has 3 parts.\n" in ranges
+    assert "One is new. [somewhere in big.txt:1-10]\n" in ranges
+    assert "Three is new. [somewhere in big.txt:21-30]\n" in ranges
+
+
+def test_a_part_of_which_nothing_was_said_is_no_empty_heading(
+    cli: Cli, services: FakeServices
+) -> None:
+    services.part_text, services.nearest_line = None, None
+    assert (
+        "## One (big.txt:1-10)\n\n(no summary: the model said nothing that could stand here) "
+        "[somewhere in big.txt:1-10]\n"
+    ) in cli("summarize", "a.txt", "--by", "section").stdout
+
+
+def test_headings_stand_for_a_place_without_pages_and_lines(
+    cli: Cli, services: FakeServices
+) -> None:
+    services.place = Place(
+        file="a.epub", titles=("I", "The\x1bHeir"), page=None, page_label=None, line=None
+    )
+    assert "It begins. [a.epub › I › The\\x1bHeir] It goes on." in cli("summarize", "a").stdout
 
 
 def test_ctrl_c_says_how_many_parts_are_kept(cli: Cli, services: FakeServices) -> None:
@@ -126,6 +168,7 @@ def test_json_lists_parts_and_places(cli: Cli, services: FakeServices) -> None:
     assert value["summary"]["text"] == "It has 3 parts."
     assert [part["kept"] for part in value["parts"]] == [True, False, False]
     assert value["parts"][0]["where"] == "big.txt:1-10"
+    assert value["parts"][0]["sections"] == [{"titles": ["One"]}]
     assert value["parts"][0]["sentences"][0]["place"]["line"] == 5
     assert len(value["answers"]) == 3
     whole = cli("summarize", "a.txt", "--json").json()

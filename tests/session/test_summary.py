@@ -11,7 +11,7 @@ import pytest
 
 from tests.session.conftest import Recorder
 from tsdoc.home import Home
-from tsdoc.ingest.document import Document, PageStart, Section, SourceFile
+from tsdoc.ingest.document import Document, Mark, PageStart, Section, SourceFile
 from tsdoc.prompt.assemble import build_prompt
 from tsdoc.session import Session
 from tsdoc.session.anchors import Anchors
@@ -73,6 +73,69 @@ def test_parts_are_sections_and_short_ones_join_the_one_before(session: Session)
     assert sections[2].tokens[1] - sections[2].tokens[0] >= MIN_TOKENS
     files = parts_of(session, document, "file")
     assert [(part.title, part.sections) for part in files] == [("a.txt", (0, 4)), ("b.txt", (4, 5))]
+
+
+def section(*titles: str, file: int = 0) -> Section:
+    """A short section, of more than half of MIN_TOKENS."""
+    return Section(file=file, titles=titles, text="\n".join(PLACES), first_line=1)
+
+
+def test_a_run_of_short_sections_is_cut_and_each_part_names_its_first_and_last(
+    session: Session,
+) -> None:
+    chapters = [section("Book", f"Chapter {number}") for number in range(1, 7)]
+    document = make_document(*chapters)
+    bounds = build_prompt(document, session.tokenizer, session.template, tree_tokens=0).map
+    lengths = [end - start for start, end in map(bounds.section_range, range(6))]
+    assert all(MIN_TOKENS / 2 < length < MIN_TOKENS for length in lengths)
+    parts = parts_of(session, document, "section")
+    assert [part.title for part in parts] == [
+        "Book › Chapter 1 – Chapter 2",
+        "Book › Chapter 3 – Chapter 4",
+        "Book › Chapter 5 – Chapter 6",
+    ]
+    assert parts[1].headings == (("Book", "Chapter 3"), ("Book", "Chapter 4"))
+    assert [part.sections for part in parts] == [(0, 2), (2, 4), (4, 6)]
+
+
+@pytest.mark.parametrize(
+    ("titles", "expected"),
+    [
+        # One heading stands above all of it.
+        ([("One",), ("One", "a")], ["One"]),
+        # The heading goes on behind this part.
+        ([("One",), ("One", "a"), ("One", "b")], ["One – a", "One › b"]),
+        ([("One", "a"), ("Two", "b")], ["One › a – Two › b"]),
+        ([("One", "a"), ("One",)], ["One › a – One"]),
+        ([("One",), ("One",)], ["One"]),
+        ([(), ("One",)], ["a.txt"]),
+        ([(), ("One",), ("Two",)], ["a.txt – One", "Two"]),
+        ([("One",), ("Two",)], ["One – Two"]),
+    ],
+)
+def test_a_title_covers_all_that_was_joined(
+    session: Session, titles: list[tuple[str, ...]], expected: list[str]
+) -> None:
+    document = make_document(*(section(*names) for names in titles))
+    assert [part.title for part in parts_of(session, document, "section")] == expected
+
+
+def test_short_sections_of_two_files_stay_apart(session: Session) -> None:
+    document = make_document(section("One"), section("Two", file=1))
+    assert [part.title for part in parts_of(session, document, "section")] == ["One", "Two"]
+
+
+def test_parts_of_a_notebook_name_their_cells(session: Session) -> None:
+    text = chapter("X", 4)
+    cells = (Mark(start=0, number=2), Mark(start=text.index("\n") + 1, number=3))
+    document = make_document(
+        Section(file=0, titles=(), text=text, first_line=None, cells=cells),
+        Section(file=1, titles=(), text=text, first_line=None, cells=cells[:1]),
+    )
+    assert [part.where for part in parts_of(session, document, "section")] == [
+        "a.txt cell 2-3",
+        "b.txt cell 2",
+    ]
 
 
 def test_parts_of_pages_name_them(session: Session) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -19,6 +18,7 @@ from tsdoc.errors import InterruptedRunError
 from tsdoc.terminal import format_count, visible_line
 
 if TYPE_CHECKING:
+    from tsdoc.ingest.document import Place
     from tsdoc.session import Session
     from tsdoc.session.parts import Part
     from tsdoc.session.summary import CitedSentence, Summarizer, Summary
@@ -26,12 +26,14 @@ if TYPE_CHECKING:
 PANEL = "Questions"
 LONG_RUN_S = 600.0  # more than this is asked about
 COUNTED_AS = 3  # the summary of the summaries, in parts
+SHORT_PART_S = 10.0  # below, tenths of a second are told
 
 By = Annotated[
     Literal["whole", "section", "file"],
     typer.Option(
         "--by",
-        help="What is summarised: the whole, or each section or file and then the whole.",
+        help="What is summarised: the whole, or each section or file and then the whole. Short "
+        "sections that follow one another are one part.",
         rich_help_panel=ANSWERING,
     ),
 ]
@@ -147,24 +149,33 @@ class _PartByPart:
             reporter.note(f"{len(parts) - len(missing)} of {len(parts)} parts are kept from before")
         reporter.start("summarise", len(parts), "parts")
         reporter.advance(len(parts) - len(missing))
-        began = time.perf_counter()
         for count, number in enumerate(missing, start=1):
             part = parts[number]
-            found[number] = self._summarizer.kept_part(part) or self._summarizer.part(part)
+            made = self._summarizer.kept_part(part) or self._summarizer.part(part)
+            found[number] = made
             done = len(parts) - len(missing) + count
             if self._run.keeps:
                 self._run.kept = f"{done} of {len(parts)} parts"
             reporter.advance(done)
-            if count == 1:
-                self._consent(time.perf_counter() - began, len(missing) - 1)
+            if count == 1 and made.answer is not None:
+                self._consent(sum(made.answer.times_s.values()), len(missing) - 1)
         reporter.finish()
         return [(part, s) for part, s in zip(parts, found, strict=True) if s is not None]
 
     def _consent(self, part_s: float, num_left: int) -> None:
-        """Says how long the rest will take, and asks before it takes very long."""
+        """Says how long the rest will take, and asks before it takes very long.
+
+        Args:
+            part_s: Seconds that the first part took, without loading the model.
+            num_left: Parts that are still to come.
+        """
+        # What is said is reckoned with, so that the sum is right.
+        part_s = round(part_s, 1) if part_s < SHORT_PART_S else round(part_s)
         left_s = part_s * (num_left + COUNTED_AS)
         parts = format_count(num_left, "more part")
-        about = f"{parts}, about {duration(left_s)} at {part_s:.0f} s each"
+        each = f"{parts} at about {part_s:g} s" + (" each" if num_left > 1 else "")
+        whole = f"about {duration(part_s * COUNTED_AS)} for the summary of them all"
+        about = f"{each}, then {whole}: about {duration(left_s)}"
         if left_s < LONG_RUN_S or self._asked:
             if num_left:
                 self._run.reporter.note(about)
@@ -195,7 +206,7 @@ def _of_parts(
         writer.heading(2, f"{part.title} ({part.where})")
         for sentence in sentences:
             writer.sentence(sentence)
-        writer.end(made)
+        writer.end(made, within=part.where)
     return summary
 
 
@@ -217,27 +228,41 @@ class _Markdown:
             return
         from tsdoc.session.summary import separator
 
-        place = "" if sentence.place is None else f"[{visible_line(str(sentence.place))}]"
+        place = "" if sentence.place is None else f"[{_place_text(sentence.place)}]"
         cited = f" {place}" if place and place != self._cited else ""
         self._cited = place or self._cited
         before = separator(sentence.text) if self._begun else ""
         self._run.terminal.write(f"{before}{sentence.text}{cited}")
         self._begun = True
 
-    def end(self, summary: Summary) -> None:
-        """Ends the paragraph; one without a place gets the nearest of its summary."""
-        if self._begun:
-            cited = self._cited or summary.nearest is None
-            nearest = "" if cited else f" [nearest: {visible_line(str(summary.nearest))}]"
-            self._run.terminal.line(nearest)
-            self._run.terminal.flush()
+    def end(self, summary: Summary, *, within: str | None = None) -> None:
+        """Ends the paragraph; one without a place gets the nearest of its summary, or `within`."""
+        if self._run.output.json:
+            return
+        if not self._begun:
+            self._run.terminal.write("(no summary: the model said nothing that could stand here)")
+        closest = ""
+        if not self._cited and summary.nearest is not None:
+            closest = f" [nearest: {_place_text(summary.nearest)}]"
+        elif not self._cited and within is not None:
+            closest = f" [somewhere in {visible_line(within)}]"
+        self._run.terminal.line(closest)
+        self._run.terminal.flush()
         self._begun = False
         self._cited = ""
+
+
+def _place_text(place: Place) -> str:
+    """Returns page or line; the headings where a format has neither."""
+    has_number = (place.page, place.cell, place.line) != (None, None, None)
+    titles = () if has_number else place.titles
+    return visible_line(" › ".join([str(place), *titles]))
 
 
 def _part_json(part: Part) -> dict[str, object]:
     return {
         "title": part.title,
+        "sections": [{"titles": list(titles)} for titles in part.headings],
         "where": part.where,
         "first": asdict(part.first),
         "last": asdict(part.last),
