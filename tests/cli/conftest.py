@@ -260,6 +260,7 @@ class FakeServices(Services):
         self.summarizers: list[FakeSummarizer] = []
         self.conversations: list[FakeConversation] = []
         self.kept_questions: list[str] = []
+        self.kept_reason = "interrupted"
         self.kept_evidence: Evidence | None = None
         self.repaired: dict[str, Repaired] = {}
         self.before_answer: Callable[[Reporter], None] = lambda reporter: None
@@ -283,7 +284,7 @@ class FakeServices(Services):
     def open_conversation(self, session: Any, *, name: str | None) -> Any:
         turns = [
             SimpleNamespace(
-                question=question, finish_reason="interrupted", evidence=self.kept_evidence
+                question=question, finish_reason=self.kept_reason, evidence=self.kept_evidence
             )
             for question in self.kept_questions
         ]

@@ -78,9 +78,12 @@ def test_a_name_with_a_nul_or_beyond_the_file_system_is_no_path() -> None:
 
 def test_questions_file_gives_one_question_per_line(tmp_path: Path) -> None:
     file = tmp_path / "questions.txt"
-    file.write_text("\ufeff# about people\nWho?\n\n  Why? \r\n", encoding="utf-8")
+    file.write_text(
+        "\ufeff# about people\n#\n##\tmore\n #define N: why?\nWho?\n\n  Why? \r\n", encoding="utf-8"
+    )
     assert request("a.txt", questions=("First?",), file=str(file)).questions == (
         "First?",
+        "#define N: why?",
         "Who?",
         "Why?",
     )

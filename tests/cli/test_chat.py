@@ -26,6 +26,16 @@ def test_piped_questions_are_lines_and_stdout_holds_the_answers_alone(
     assert "> " not in result.stderr
 
 
+def test_comments_in_a_pipe_are_those_of_a_file_and_what_is_typed_is_a_question(
+    cli: Cli, services: FakeServices
+) -> None:
+    lines = "# about headers\n#include <stdio.h>: why?\n#\n## more\nWho?\n"
+    cli("chat", "b.txt", stdin=lines)
+    assert services.sessions[0].asked == ["#include <stdio.h>: why?", "Who?"]
+    cli("chat", "b.txt", terminal=True, stdin="# what is this?\n")
+    assert services.sessions[1].asked == ["# what is this?"]
+
+
 def test_answers_on_a_terminal_stand_right_below_their_questions(cli: Cli) -> None:
     assert cli("chat", "b.txt", terminal=True, stdin="Who?\nWhy?\n").stdout == ANSWER * 2
     typed = cli("chat", "b.txt", terminal=True, piped_stdout=True, stdin="Who?\nWhy?\n")
@@ -52,7 +62,7 @@ def test_commands(cli: Cli, services: FakeServices) -> None:
     result = cli(
         "chat", "b.txt", terminal=True, stdin="Who?\n/tokens\n/help\n/nonsense\n/etc is?\n"
     )
-    assert "100 tokens of the document, 12 of 1 question with its answer" in result.stderr
+    assert "the document is 100 tokens long, the conversation 12 (1 question)" in (result.stderr)
     assert "/quit" in result.stderr
     assert "there is no /nonsense; /help lists what there is" in result.stderr
     assert services.sessions[0].asked == ["Who?", "/etc is?"]
@@ -65,9 +75,22 @@ def test_a_kept_conversation_is_announced(cli: Cli, services: FakeServices) -> N
     result = cli("chat", "book.txt", "--name", "heirs", stdin="Why?\n")
     assert (
         "going on with heirs: 1 question so far, the last one: Who is the heir of the house that "
-        "the second chapter descri… (its answer was cut)" in result.stderr
+        "the second chapter descri… (its answer was stopped)" in result.stderr
     )
     assert services.conversations[0].name == "heirs"
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [("stop", "Who?\n"), ("length", "Who? (its answer was cut)\n"), ("loop", "Who?\n"),
+     ("interrupted", "Who? (its answer was stopped)\n")],
+)  # fmt: skip
+def test_how_the_last_answer_of_a_kept_conversation_ended_is_said(
+    cli: Cli, services: FakeServices, reason: str, said: str
+) -> None:
+    services.kept_questions, services.kept_reason = ["Who?"], reason
+    result = cli("chat", "book.txt", "--name", "heirs", stdin="Why?\n")
+    assert f"the last one: {said}" in result.stderr
 
 
 def test_json_lists_the_answers(cli: Cli) -> None:

@@ -8,10 +8,14 @@ import os
 import sys
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
 
 from tests.cli.conftest import Cli, FakeServices, Screen, make_document
-from tsdoc.cli.console import Terminal, word_wrapped
+from tsdoc.cli.console import Terminal
 from tsdoc.cli.reporter import ConsoleReporter, Stage, amount, duration
+from tsdoc.cli.wrapping import GrowingText, word_wrapped
 from tsdoc.ingest.document import Section, SkippedFile, SourceFile
 
 HOSTILE = "\x1b[31m\x07[bold]\u202e\r\n\t"
@@ -46,6 +50,79 @@ def screen(*, terminal: bool = False, stdin: str = "") -> tuple[Terminal, Screen
 def test_lines_are_cut_between_words_and_commands_stay_whole(text: str, lines: list[str]) -> None:
     assert word_wrapped(text, 14) == lines
     assert word_wrapped(text, None) == [text]
+
+
+LONG = "x" * 50
+STREAMED = [
+    ("one two three four five", "one two three\nfour five"),
+    ("exactly 14 ch. next", "exactly 14 ch.\nnext"),
+    ("exactly 14 ch. \nnext", "exactly 14 ch.\nnext"),
+    ("one two three \n\nfour", "one two three \n\nfour"),
+    ("    indented code stays", "    indented\ncode stays"),
+    ("a\tb\tc", "a\tb\nc"),
+    ("a\t\tc", "a\nc"),
+    ("東京東京東京東京 東京", "東京東京東京東\n京 東京"),
+    ("see 東京, then it", "see 東京, then\nit"),
+    (f"a {LONG} b", f"a\n{LONG} b"),
+    (f"{LONG} of it and so", f"{LONG} of it\nand so"),
+    ("  ", "  "),
+    ("", ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 5, 100])
+@pytest.mark.parametrize(("text", "shown"), STREAMED)
+def test_a_growing_text_is_cut_between_words(text: str, shown: str, step: int) -> None:
+    growing = GrowingText()
+    pieces = [growing.add(text[at : at + step], 14) for at in range(0, len(text), step)]
+    assert "".join(pieces) + growing.end() == shown
+    assert not growing.begun
+
+
+@given(
+    text=st.text(st.sampled_from("ab \n東😀é-"), max_size=200),
+    width=st.integers(2, 20),
+    step=st.integers(1, 7),
+)
+def test_cutting_a_growing_text_loses_nothing_but_white_space(
+    text: str, width: int, step: int
+) -> None:
+    growing = GrowingText()
+    pieces = [growing.add(text[at : at + step], width) for at in range(0, len(text), step)]
+    shown = "".join(pieces) + growing.end()
+    assert "".join(shown.split()) == "".join(text.split())
+    whole = GrowingText()
+    assert whole.add(text, width) + whole.end() == shown
+    for line in shown.split("\n"):
+        longest = max((cell_len(word) for word in line.split()), default=0)
+        assert cell_len(line.rstrip()) <= max(width, longest) or line[0].isspace()
+
+
+def test_an_answer_is_cut_between_words_on_a_terminal_and_exact_in_a_pipe(
+    cli: Cli, services: FakeServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    services.pieces = ["The vil", "lain is", " Mori", "arty", ".\nYes"]
+    monkeypatch.setattr(Screen, "fileno", lambda self: 1)
+    monkeypatch.setattr("os.get_terminal_size", lambda number: os.terminal_size((14, 24)))
+    shown = cli("ask", "a.txt", "Who?", "--evidence", "0", terminal=True)
+    assert shown.stdout == "The villain is\nMoriarty.\nYes\n"
+    assert "\n\n110 prompt" in shown.stderr
+    monkeypatch.undo()
+    assert cli("ask", "a.txt", "Who?").stdout == "The villain is Moriarty.\nYes\n"
+
+
+def test_what_is_said_in_the_middle_of_an_answer_has_lines_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    terminal, stdout, stderr = screen(terminal=True)
+    monkeypatch.setattr(Screen, "fileno", lambda self: 1)
+    monkeypatch.setattr("os.get_terminal_size", lambda number: os.terminal_size((80, 24)))
+    terminal.stream("It be")
+    terminal.say("warning: a page was repaired")
+    terminal.stream("gins.")
+    terminal.line()
+    assert stdout.getvalue() == "It be\ngins.\n"
+    assert stderr.getvalue() == "warning: a page was repaired\n"
 
 
 def test_what_is_said_fits_the_terminal_and_stays_one_line_elsewhere(

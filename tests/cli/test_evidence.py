@@ -211,6 +211,7 @@ def test_chat_shows_evidence_when_asked(cli: Cli, services: FakeServices) -> Non
         "chat", "a.txt", terminal=True, stdin="/evidence\nWho?\n/evidence\n/evidence\n/quit\n"
     )
     assert "nothing has been answered yet" in result.stderr
+    assert result.stderr.count("about the answer to: Who?") == 2
     assert result.stdout.count("big.txt:1-2") == 2
     assert services.sessions[0].explained == [3]  # known the second time
 
@@ -233,7 +234,9 @@ def test_a_chat_taken_up_again_shows_what_was_kept(
     services.kept_evidence = make_evidence() if known else None
     result = cli("chat", "a.txt", "--name", "x", terminal=True, stdin="/evidence\n/quit\n")
     assert ("big.txt:1-2" in result.stdout) is known
-    assert ("nobody looked where the last answer comes from" in result.stderr) is not known
+    assert (
+        "where the last answer comes from was not kept; ask again: " in result.stderr
+    ) is not known
     assert services.sessions[0].explained == []
 
 
@@ -251,4 +254,4 @@ def test_ctrl_c_while_a_kept_chat_looks_leaves_the_answer(
     monkeypatch.setattr(FakeSession, "find_evidence", stop)
     result = cli("chat", "a.txt", "--name", "x", terminal=True, stdin="Who?\n/quit\n")
     assert (result.code, result.stdout) == (0, ANSWER)
-    assert "(stopped; /evidence looks again)" in result.stderr
+    assert "(stopped looking; /evidence looks again)" in result.stderr

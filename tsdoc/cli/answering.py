@@ -61,7 +61,7 @@ def answer_all(
     """
     answers = []
     for number, question in enumerate(questions):
-        show = _ignore if run.output.json else run.terminal.write
+        show = _ignore if run.output.json else run.terminal.stream
         if not run.output.json:
             _separate(run, question, number, len(questions))
         answer = session.ask(question, show, keep_queries=evidence > 0)
@@ -98,7 +98,7 @@ def _separate(run: Run, question: str, number: int, count: int) -> None:
     if number > 0:
         run.terminal.line()
     if count > 1 and run.terminal.answers_on_screen:
-        run.terminal.line(f"> {question}\n")
+        run.terminal.stream(f"> {question}\n\n")
 
 
 def report(run: Run, answer: Answer, read_s: float | None = None) -> None:
@@ -109,6 +109,7 @@ def report(run: Run, answer: Answer, read_s: float | None = None) -> None:
         answer: What was answered.
         read_s: Seconds of reading the document, where that came before it.
     """
+    run.reporter.gap()
     say_cut(run, answer)
     seconds = sum(answer.times_s.values())
     read = f"read in {read_s:.1f} s, " if read_s else ""

@@ -15,6 +15,7 @@ PASSWORD_VARIABLE = "TSDOC_PASSWORD"  # noqa: S105 - the name of a variable, not
 MAX_QUESTIONS_BYTES = 1_000_000
 STDIN = "-"
 LAST_PAGE = 10**9
+_COMMENT = re.compile(r"\s*#+(\s|$)")
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 
@@ -64,7 +65,7 @@ def require_sources(sources: Sequence[str], *, command: str) -> None:
 
 
 def read_questions(name: str) -> list[str]:
-    """Reads one question per line; blank lines and lines that begin with `#` are left out.
+    """Reads one question per line; blank lines and comments are left out.
 
     Raises:
         UsageError: it cannot be read as UTF-8, or holds no question.
@@ -79,10 +80,18 @@ def read_questions(name: str) -> list[str]:
     if len(text) > MAX_QUESTIONS_BYTES:
         raise UsageError(f"holds more than {MAX_QUESTIONS_BYTES} characters", where=name)
     lines = [line.strip() for line in text.splitlines()]
-    questions = [line for line in lines if line and not line.startswith("#")]
+    questions = [line for line in lines if line and not is_comment(line)]
     if not questions:
         raise UsageError("holds no question", where=name, hint="Write one question per line.")
     return questions
+
+
+def is_comment(line: str) -> bool:
+    """Whether a line among questions is a comment: `#` and a space, as no question begins.
+
+    "#include <stdio.h>: why?" is a question.
+    """
+    return _COMMENT.match(line) is not None
 
 
 def parse_pages(text: str) -> tuple[tuple[int, int], ...]:

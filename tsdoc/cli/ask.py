@@ -49,7 +49,7 @@ QuestionsFile = Annotated[
     typer.Option(
         "--questions",
         metavar="FILE",
-        help="A file with one question per line; # begins a comment.",
+        help="A file with one question per line; # and a space begin a comment.",
     ),
 ]
 

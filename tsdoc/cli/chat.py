@@ -16,12 +16,14 @@ from tsdoc.cli.questions import FENCE, Questions
 from tsdoc.cli.reporter import duration
 from tsdoc.cli.run import Run
 from tsdoc.errors import ResourceError, StoreError, UsageError
+from tsdoc.terminal import format_count
 
 if TYPE_CHECKING:
     from tsdoc.session import Answer, Conversation
 
 PANEL = "Questions"
 SHOWN = 60  # characters of the last question that is said again
+ENDINGS = {"length": " (its answer was cut)", "interrupted": " (its answer was stopped)"}
 HELP = f"""/evidence where the model looked for its last answer
 /tokens   how long document and conversation are
 /quit     end the chat (Ctrl-D does, too)
@@ -74,7 +76,8 @@ def chat(
     """Ask questions that follow one another, each in sight of those before.
 
     On a terminal, type questions; /help lists what else can be typed. From a pipe, each line is a
-    question, and the answers come on stdout with a blank line between them.
+    question, unless it begins with # and a space, which makes it a comment; the answers come on
+    stdout with a blank line between them.
     """
     if show_list or forget is not None:
         _manage(run, forget)
@@ -166,10 +169,15 @@ class _Chat:
         else:
             if turns[-1].evidence is None and self._answers:
                 self._look()
+            asked = _shortened(turns[-1].question)
             if (found := turns[-1].evidence) is not None:
+                self._run.terminal.say(f"about the answer to: {asked}")
                 show_evidence(self._run, found)
+                self._run.reporter.gap()
             else:
-                self._run.terminal.say("nobody looked where the last answer comes from; ask again")
+                self._run.terminal.say(
+                    f"where the last answer comes from was not kept; ask again: {asked}"
+                )
 
     @property
     def _num_passages(self) -> int:
@@ -186,11 +194,10 @@ class _Chat:
         session = self._conversation.session
         document, turns = len(session.prompt.ids), self._conversation.num_tokens
         left = session.settings.prompt.max_prompt_tokens - document - turns
-        count = len(self._conversation.turns)
-        asked = "1 question with its answer" if count == 1 else f"{count} questions and answers"
+        count = format_count(len(self._conversation.turns), "question")
         self._run.terminal.say(
-            f"{document:,} tokens of the document, {turns:,} of {asked}; "
-            f"room for {max(left, 0):,} more"
+            f"the document is {document:,} tokens long, the conversation {turns:,} "
+            f"({count}); there is room for {max(left, 0):,} more"
         )
 
     def _look_at_once(self) -> None:
@@ -201,7 +208,7 @@ class _Chat:
                 raise
             self._run.reporter.finish()
             self._run.interrupts.forgive()
-            self._run.reporter.note("(stopped; /evidence looks again)")
+            self._run.reporter.note("(stopped looking; /evidence looks again)")
         if self._run.output.json and (found := self._answers[-1].evidence) is not None:
             show_evidence(self._run, found)
 
@@ -233,7 +240,7 @@ class _Chat:
                 run.reporter.finish()
                 begun = True
             if not as_json:
-                run.terminal.write(text)
+                run.terminal.stream(text)
 
         answer = conversation.ask(question, show, keep_queries=self._num_passages > 0)
         if not as_json:
@@ -265,14 +272,17 @@ def _refuse_contradictions(run: Run, sources: list[str], *, name: str | None, ke
 
 def _say_resumed(run: Run, conversation: Conversation) -> None:
     last = conversation.turns[-1]
-    shown = " ".join(last.question.split())
-    shown = shown if len(shown) <= SHOWN else f"{shown[: SHOWN - 1]}…"
-    cut = "" if last.finish_reason == "stop" else " (its answer was cut)"
-    count = len(conversation.turns)
-    asked = "1 question" if count == 1 else f"{count} questions"
+    ended = ENDINGS.get(last.finish_reason, "")
+    asked = format_count(len(conversation.turns), "question")
     run.reporter.note(
-        f"going on with {conversation.name}: {asked} so far, the last one: {shown}{cut}"
+        f"going on with {conversation.name}: {asked} so far, the last one: "
+        f"{_shortened(last.question)}{ended}"
     )
+
+
+def _shortened(question: str) -> str:
+    shown = " ".join(question.split())
+    return shown if len(shown) <= SHOWN else f"{shown[: SHOWN - 1]}…"
 
 
 def _manage(run: Run, forget: str | None) -> None:

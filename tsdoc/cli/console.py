@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import re
 import shutil
 import sys
 import traceback
@@ -18,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from tsdoc.cli.wrapping import GrowingText, word_wrapped
 from tsdoc.errors import ResourceError, TsdocError
 from tsdoc.terminal import visible, visible_line
 
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from tsdoc.cli.tables import Column
 
-# A word, or what can be copied as a command: between backticks, or at the end behind a colon.
-_UNBROKEN = re.compile(r"(?:(?<=: )tsdoc .*|(?:`[^`]*`|\S)+)\s*|\s+")
 SHOW_CURSOR = "\x1b[?25h"
 
 
@@ -48,6 +46,7 @@ class Terminal:
         self.stdin = stdin
         self.stdout = stdout
         self.stderr = stderr
+        self._answer = GrowingText()
         for stream in (stdin, stdout, stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="replace")
@@ -78,14 +77,22 @@ class Terminal:
         return _width(self.stderr)
 
     def write(self, text: str) -> None:
-        """Writes a part of the answer: made visible on a terminal, exact elsewhere."""
+        """Writes text: made visible on a terminal, exact elsewhere."""
         self._put(self.stdout, visible(text) if self.answers_on_screen else text)
+
+    def stream(self, text: str) -> None:
+        """Writes the next piece of an answer: on a terminal at once and cut between words."""
+        width = _width(self.stdout)
+        if width is None:
+            self.write(text)
+        else:
+            self._put(self.stdout, self._answer.add(visible(text), width))
         if self.answers_on_screen:
             self.flush()
 
     def line(self, text: str = "") -> None:
-        """Writes one line of the answer, made visible wherever it goes."""
-        self._put(self.stdout, visible(text) + "\n")
+        """Writes one line, made visible wherever it goes; ends the line of an answer."""
+        self._put(self.stdout, f"{self._answer.end()}{visible(text)}\n")
 
     def json(self, value: Mapping[str, object]) -> None:
         """Writes one JSON object; escaped to ASCII where stdout is not UTF-8."""
@@ -103,7 +110,13 @@ class Terminal:
             self._put(self.stdout, f"{line}\n")
 
     def say(self, message: str) -> None:
-        """Writes one line to stderr, where that is a terminal as several, cut between words."""
+        """Writes one line to stderr, where that is a terminal as several, cut between words.
+
+        An answer on the same screen that is in the middle of a line goes on in the next.
+        """
+        if self._answer.begun and self.stderr.isatty():
+            self.line()
+            self.flush()
         lines = word_wrapped(visible_line(message), _width(self.stderr))
         self._put(self.stderr, "\n".join(lines) + "\n")
 
@@ -178,20 +191,6 @@ class Terminal:
             raise ResourceError(
                 f"the output cannot be written ({error.strerror})", where=name
             ) from error
-
-
-def word_wrapped(text: str, width: int | None) -> list[str]:
-    """Cuts a line between words; a command to copy stays whole, however long it is."""
-    from rich.cells import cell_len
-
-    if width is None or cell_len(text) <= width:
-        return [text]
-    lines = [""]
-    for part in _UNBROKEN.findall(text):
-        if lines[-1].strip() and cell_len(lines[-1] + part.rstrip()) > width:
-            lines.append("")
-        lines[-1] += part
-    return [line.rstrip() for line in lines]
 
 
 def _width(stream: TextIO) -> int | None:

@@ -36,6 +36,7 @@ def wanted_passages(run: Run, resolved: ResolvedSettings, *, html: str | None) -
 def show_evidence(run: Run, evidence: Evidence) -> None:
     """Lists the passages: below the answer on a terminal, on stderr where stdout is a pipe."""
     if not evidence.stands_out:
+        run.reporter.gap()
         run.reporter.warn(
             "nothing_stands_out",
             "",

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tsdoc.cli.arguments import is_comment
 from tsdoc.cli.console import Terminal
 
 PROMPT = "> "
@@ -26,8 +27,9 @@ class Questions:
     r"""Reads questions from standard input.
 
     On a terminal a line that ends in a backslash goes on in the next, and lines between two lines
-    of three double quotes are one question. Elsewhere each line is a question. A line that is a
-    slash and one word is a command; empty lines are passed over.
+    of three double quotes are one question. Elsewhere each line is a question or, as in a file of
+    questions, a comment. A line that is a slash and one word is a command; empty lines are passed
+    over.
     """
 
     def __init__(self, terminal: Terminal, asked: Sequence[str]) -> None:
@@ -46,6 +48,8 @@ class Questions:
                 return Line(command=command[1].lower())
             if self._terminal.interactive:
                 text = self._read_rest(text)
+            elif is_comment(text):
+                continue
             if text.strip():
                 return Line(question=text.strip())
 

@@ -149,6 +149,11 @@ class ConsoleReporter:
         if not self._quiet:
             self._say(message)
 
+    def gap(self) -> None:
+        """Leaves a line empty between an answer and the notes below it on the same screen."""
+        if self._terminal.answers_on_screen and self._terminal.stderr.isatty():
+            self.note("")
+
     def warn(self, code: str, where: str, message: str) -> None:
         """Says a warning and keeps it for JSON; the same one again is not repeated."""
         warned = Warned(code=code, where=where, message=message)

@@ -220,7 +220,7 @@ class _Markdown:
 
     def heading(self, level: int, text: str) -> None:
         """Writes a heading and the empty line behind it."""
-        self._run.terminal.line(f"{'#' * level} {visible_line(text)}\n")
+        self._run.terminal.stream(f"{'#' * level} {visible_line(text)}\n\n")
 
     def sentence(self, sentence: CitedSentence) -> None:
         """Writes a sentence and its place, unless the place was just named."""
@@ -232,7 +232,7 @@ class _Markdown:
         cited = f" {place}" if place and place != self._cited else ""
         self._cited = place or self._cited
         before = separator(sentence.text) if self._begun else ""
-        self._run.terminal.write(f"{before}{sentence.text}{cited}")
+        self._run.terminal.stream(f"{before}{sentence.text}{cited}")
         self._begun = True
 
     def end(self, summary: Summary, *, within: str | None = None) -> None:
@@ -240,13 +240,14 @@ class _Markdown:
         if self._run.output.json:
             return
         if not self._begun:
-            self._run.terminal.write("(no summary: the model said nothing that could stand here)")
+            self._run.terminal.stream("(no summary: the model said nothing that could stand here)")
         closest = ""
         if not self._cited and summary.nearest is not None:
             closest = f" [nearest: {_place_text(summary.nearest)}]"
         elif not self._cited and within is not None:
             closest = f" [somewhere in {visible_line(within)}]"
-        self._run.terminal.line(closest)
+        self._run.terminal.stream(closest)
+        self._run.terminal.line()
         self._run.terminal.flush()
         self._begun = False
         self._cited = ""
