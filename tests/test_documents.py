@@ -37,7 +37,9 @@ def test_the_readme_and_the_help_name_every_exit_code() -> None:
     table = {int(code) for code in re.findall(r"^\| (\d+) \| .+ \|$", README, re.MULTILINE)}
     assert table == exit_codes()
     described = EPILOG[EPILOG.index("Exit codes") :]
-    assert {int(code) for code in re.findall(r"\b(\d+) [a-z]", described)} == exit_codes()
+    assert {
+        int(code) for code in re.findall(r"^ *(\d+)  [a-z]", described, re.MULTILINE)
+    } == exit_codes()
 
 
 def test_the_readme_names_the_schemas() -> None:

@@ -7,9 +7,11 @@ Keys are dotted (`answer.seed`). Nothing is read from the current directory or f
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, cast
 
 import yaml
@@ -20,6 +22,7 @@ from tsdoc.settings import Settings
 
 BUILT_IN = "built-in"
 MAX_CONFIG_BYTES = 1_000_000
+SHOWN_VALUE = 80  # characters of a value in an error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,11 +163,20 @@ def resolve_settings(layers: Sequence[Layer]) -> ResolvedSettings:
         first = error.errors(include_url=False, include_context=False)[0]
         key = ".".join(str(part) for part in first["loc"][:2])
         detail = "".join(f"[{part}]" for part in first["loc"][2:])
-        given = _one_line(repr(first["input"]))[:80]
-        raise UsageError(
-            f"{key}{detail} does not take {given}: {first['msg']}", where=origins.get(key)
-        ) from error
+        message = first["msg"].removeprefix("Value error, ")
+        if key:  # else it is about several settings
+            message = f"{key}{detail} does not take {written(first['input'])}: {message}"
+        raise UsageError(message, where=origins.get(key)) from error
     return ResolvedSettings(settings=settings, origins=origins)
+
+
+def written(value: object) -> str:
+    """Returns a value as it is written in YAML, on one line that is cut where it is long."""
+    try:
+        text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=math.inf)
+    except yaml.YAMLError:  # nothing that a file could hold
+        text = str(value)
+    return shorten(text.removesuffix("...\n"), SHOWN_VALUE, placeholder="…")
 
 
 def _parse_value(text: str, *, where: str) -> object:

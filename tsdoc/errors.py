@@ -126,3 +126,10 @@ class CorruptPageError(StoreError):
         )
         self.start = start
         self.end = end
+
+
+def reason_of(error: Exception) -> str:
+    """Returns why reading data failed, for a message: "hidden_size is missing" for a KeyError."""
+    if isinstance(error, KeyError):
+        return f"{error.args[0]} is missing"
+    return str(error) or type(error).__name__

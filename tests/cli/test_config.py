@@ -199,3 +199,18 @@ def test_nothing_is_read_from_the_current_directory(cli: Cli, tmp_path: Path) ->
         (tmp_path / name).write_text("answer: {seed: 9}\n")
     value = cli("config", "show", "--json").json()
     assert {row["origin"] for row in value["settings"]} == {"built-in"}
+
+
+@pytest.mark.parametrize(
+    ("assignment", "words"),
+    [
+        ("top_k=abc", "--set: selection.top_k does not take abc: "),
+        ("top_k=null", "--set: selection.top_k does not take null: "),
+        ("model.wheels=[{member: true}]", "does not take {member: true}: "),
+        ("prefill_block=100", "tsdoc: prefill_block 100 is not a multiple of 512"),
+    ],
+)
+def test_a_wrong_value_is_shown_as_it_is_written(cli: Cli, assignment: str, words: str) -> None:
+    result = cli("config", "show", "--set", assignment)
+    assert result.code == 2
+    assert words in result.stderr

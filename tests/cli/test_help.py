@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
 import typer
@@ -29,6 +30,7 @@ def commands(group: object, path: tuple[str, ...] = ()) -> Iterator[tuple[str, o
         yield " ".join(path), group
 
 
+GROUPS = ("cache", "models", "profiles", "config")
 ALL = dict(commands(typer.main.get_command(build_app())))
 
 
@@ -58,7 +60,7 @@ def test_every_option_is_explained(name: str) -> None:
     assert {"--json", "--quiet", "--debug"} <= options
 
 
-@pytest.mark.parametrize("name", ["", *ALL, "cache", "models", "profiles", "config"])
+@pytest.mark.parametrize("name", ["", *ALL, *GROUPS])
 def test_help_is_shown_at_80_columns(
     name: str, capsys: pytest.CaptureFixture[str], cli: Cli
 ) -> None:
@@ -66,6 +68,33 @@ def test_help_is_shown_at_80_columns(
     text = capsys.readouterr().out
     assert "Usage: tsdoc" in text
     assert max(map(len, text.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("name", ["", *ALL, *GROUPS])
+def test_paragraphs_of_help_fill_their_lines(
+    name: str,
+    width: int,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    cli: Cli,
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert cli(*name.split(), "--help").code == 0
+    before_panels = capsys.readouterr().out.split("╭")[0]
+    lines = [line.strip() for line in before_panels.splitlines()]
+    for line, following in pairwise(lines):
+        if line and following:  # one paragraph
+            first_word = following.split()[0]
+            assert len(f" {line} {first_word}") >= width, line
+
+
+@pytest.mark.parametrize("name", ["", *ALL, *GROUPS])
+def test_help_shows_no_types_of_python(
+    name: str, capsys: pytest.CaptureFixture[str], cli: Cli
+) -> None:
+    assert cli(*name.split(), "--help").code == 0
+    assert not re.findall(r"<(?:bool|str|list\[\w+\]|int|float)>", capsys.readouterr().out)
 
 
 def test_without_arguments_the_help_is_shown(cli: Cli, capsys: pytest.CaptureFixture[str]) -> None:

@@ -101,9 +101,12 @@ def reading_and_setup_commands(go: Run, source: str, model: str) -> None:
 def cache_commands(go: Run, source: str, model: str) -> None:
     go("models", "use", model)
     go("ingest", source, "--model", model, *SMALL)
-    (entry,) = go("cache", "list")["entries"]
-    go("cache", "show", entry["entry_id"])
-    (kv,) = (Path(source).parent / "home" / "store").rglob("kv.bin")
+    with (Path(source) / "b.txt").open("ab") as file:
+        file.write(b"one line more\n" * 20)
+    go("ingest", source, "--model", model, *SMALL)  # shares what it has in common
+    entries = go("cache", "list")["entries"]
+    go("cache", "show", entries[0]["entry_id"])
+    kv = next((Path(source).parent / "home" / "store").rglob("kv.bin"))
     data = bytearray(kv.read_bytes())
     data[len(data) // 2] ^= 1
     kv.write_bytes(data)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
+
+import numpy as np
 import pytest
 
 from tests.cli.conftest import Cli, FakeServices
-from tests.store.synthetic import BLOCK, KEY, SHAPE, make_ids, prefill
+from tests.store.synthetic import BLOCK, KEY, SHAPE, make_ids, make_key, prefill
 from tsdoc.cli.services import Services
+from tsdoc.models.config import RopeConfig
 from tsdoc.session.calibration import Calibration
 from tsdoc.session.repairing import Repaired
 from tsdoc.store import Store
+from tsdoc.terminal import format_bytes
 
 
 def test_models_list_marks_the_default(cli: Cli) -> None:
@@ -168,8 +173,96 @@ def test_removing_everything_is_asked_on_a_terminal(cli: Cli, typed: str, left: 
 def test_cache_remove_needs_ids_or_all_and_knows_them(cli: Cli, entries: list[str]) -> None:
     assert cli("cache", "remove").code == 2
     assert cli("cache", "remove", entries[0], "--all").code == 2
-    assert cli("cache", "remove", "zzz").code == 5
-    assert cli("cache", "remove", "").code == 5
+    assert cli("cache", "remove", "zzz").code == 2
+    assert cli("cache", "remove", "").code == 2
+    assert len(cli("cache", "list", "--json").json()["entries"]) == 2
+
+
+@pytest.mark.parametrize("command", ["show", "remove", "verify", "repair"])
+def test_what_no_entry_is_called_is_a_usage_error_that_says_what_there_is(
+    cli: Cli, entries: list[str], command: str
+) -> None:
+    result = cli("cache", command, "otter")
+    assert result.code == 2
+    assert "no entry is called 'otter'" in result.stderr
+    likeliest = f"There are {entries[1][:10]} (other), {entries[0][:10]} ("
+    assert likeliest in result.stderr
+
+
+def test_an_empty_cache_says_so_when_an_entry_is_named(cli: Cli) -> None:
+    result = cli("cache", "show", "book")
+    assert (result.code, "Nothing is kept." in result.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("name", ["other", "oth…", "\\x1b[31mbook[b]", "\x1b[31mbook[b]"])
+def test_an_entry_is_found_by_the_name_that_the_list_shows(
+    cli: Cli, entries: list[str], name: str
+) -> None:
+    value = cli("cache", "show", name, "--json").json()
+    assert value["entry_id"] == entries[name.startswith("oth")]
+
+
+def test_a_name_that_several_entries_have_is_refused_with_their_ids(
+    cli: Cli, services: FakeServices, entries: list[str]
+) -> None:
+    store, ids = Store(services.home().store), make_ids(700, seed=3)
+    with store.begin(KEY, SHAPE, ids, prefill_block=BLOCK, name="other") as writer:
+        prefill(writer, ids)
+        writer.finish()
+    result = cli("cache", "remove", "other")
+    assert result.code == 2
+    for entry_id, tokens in ((entries[1], "1,100"), (store.find(KEY, ids).entry_id, "700")):
+        assert f"{entry_id[:10]} ({tokens} tokens)" in result.stderr
+    assert len(cli("cache", "list", "--json").json()["entries"]) == 3
+
+
+def test_sizes_add_up_where_entries_share_pages(
+    cli: Cli, services: FakeServices, entries: list[str]
+) -> None:
+    assert "shared" not in cli("cache", "list").stdout + cli("cache", "list").stderr
+    store = Store(services.home().store)
+    grown = np.concatenate([make_ids(1100, seed=1), make_ids(900, seed=5)])
+    with store.begin(KEY, SHAPE, grown, prefill_block=BLOCK, name="grown") as writer:
+        prefill(writer, grown)
+        writer.finish()
+    value = cli("cache", "list", "--json").json()
+    own = sum(entry["exclusive_bytes"] for entry in value["entries"])
+    assert own + value["shared_bytes"] == value["bytes"] == store.num_bytes()
+    listed = {entry["name"]: entry for entry in value["entries"]}
+    grown_id = listed["grown"]["entry_id"]
+    assert listed["grown"]["shared_with"] == [entries[0]]
+    assert listed["other"]["shared_with"] == []
+    result = cli("cache", "list")
+    assert result.stdout.splitlines()[0].split()[2:4] == ["own", "shared"]
+    parent = next(row for row in result.stdout.splitlines() if row.startswith(entries[0][:10]))
+    assert "–" in parent.split()  # all of it is shared: nothing is lost with it
+    assert "are shared and counted once" in result.stderr
+    assert "removing an entry frees its own bytes" in result.stderr
+    shown = cli("cache", "show", entries[0]).stdout
+    shared = format_bytes(value["shared_bytes"])
+    assert f"0 B its own, freed by removing it; {shared} shared with {grown_id[:10]}" in shown
+
+
+def test_what_everything_takes_is_said_before_it_is_removed(
+    cli: Cli, services: FakeServices, entries: list[str]
+) -> None:
+    size = format_bytes(Store(services.home().store).num_bytes())
+    asked = cli("cache", "remove", "--all", terminal=True, stdin="n\n").stderr
+    assert f"Remove all that is kept (2 entries, {size})?" in asked
+
+
+def test_a_model_key_is_shown_as_people_read_it(cli: Cli, services: FakeServices) -> None:
+    rope = RopeConfig(rope_type="yarn", theta=1e6, factor=4.0, original_window=32_768)
+    store, ids = Store(services.home().store), make_ids(300, seed=1)
+    key = make_key(rope=repr(rope))
+    with store.begin(key, SHAPE, ids, prefill_block=BLOCK, name="book") as writer:
+        prefill(writer, ids)
+        writer.finish()
+    shown = cli("cache", "show", "book").stdout
+    rows = [line.split(maxsplit=1) for line in shown.splitlines()]
+    assert ["rope", "yarn, theta 1,000,000, factor 4, original window 32,768"] in rows
+    assert ["tokens", "300"] in rows
+    assert not re.search(r"\w\(|None|True|False", shown)
 
 
 @pytest.mark.usefixtures("entries")
@@ -196,8 +289,8 @@ def test_cache_verify_finds_a_damaged_page(
     assert result.code == 5
     assert damaged[entries[0]][0]["start"] == 0
     result = cli("cache", "verify")
-    assert f"{entries[0][:10]}  damaged" in result.stdout
-    assert f"{entries[1][:10]}  not finished" in result.stdout
+    assert f"{entries[0][:10]}  damaged       " in result.stdout
+    assert f"{entries[1][:10]}  not finished  other" in result.stdout
     assert "`tsdoc cache repair` or the next question computes it again" in result.stderr
 
 
@@ -207,10 +300,17 @@ def test_cache_repair_says_what_became_of_each_entry(
     services.repaired = {entries[0]: Repaired(num_blocks=1, num_tokens=512)}
     result = cli("cache", "repair", "--profile", "tiny")
     assert result.code == 0
-    assert f"{entries[0][:10]}  repaired, 512 tokens computed again" in result.stdout
+    title, *rows = result.stdout.splitlines()
+    assert title.split() == ["id", "status", "computed", "again", "document"]
+    assert {row.index(name) for row in rows for name in ("\\x1b", "other") if name in row} == {
+        title.index("document")
+    }
+    assert f"{entries[0][:10]}  repaired          512 tokens" in result.stdout
     assert f"{entries[1][:10]}  not finished" in result.stdout
     services.repaired = {entries[0]: Repaired(problem="the model is not on this disk")}
     result = cli("cache", "repair", entries[0], "--json")
     assert result.code == 5
     assert result.json()["entries"][0]["problem"] == "the model is not on this disk"
-    assert "not repaired: the model is not" in cli("cache", "repair", entries[0]).stdout
+    result = cli("cache", "repair", entries[0])
+    assert result.stdout.splitlines()[1].startswith(f"{entries[0][:10]}  not repaired  \\x1b")
+    assert f"warning: {entries[0][:10]}: the model is not on this disk" in result.stderr

@@ -58,5 +58,29 @@ def test_a_column_goes_below_where_the_terminal_is_narrow() -> None:
         "name  kind",
         "    source",
         "one   a kind of som…",
-        "    hf:someone/some…",
+        "    hf:someone/somet",
+        "    hing",
     ]
+
+
+def test_text_wraps_between_words_where_it_may() -> None:
+    columns = [Column(title="name"), Column(title="licence", wraps=True), Column(title="n")]
+    rows = [("one", "Apache-2.0 (the packages state none)", "1"), ("two", "MIT", "2")]
+    assert table_lines(columns, rows, width=80)[1:] == [
+        "one   Apache-2.0 (the packages state none)  1",
+        "two   MIT                                   2",
+    ]
+    assert table_lines(columns, rows, width=28)[1:] == [
+        "one   Apache-2.0 (the      1",
+        "      packages state",
+        "      none)",
+        "two   MIT                  2",
+    ]
+
+
+def test_words_stay_whole_unless_they_are_longer_than_any() -> None:
+    columns = [Column(title="name"), Column(title="value", wraps=True)]
+    rows = [("one", "unofficial"), ("two", "f" * 40)]
+    lines = table_lines(columns, rows, width=12)
+    assert lines[1] == "one   unofficial"
+    assert "".join(line[6:] for line in lines[2:]) == "f" * 40

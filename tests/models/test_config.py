@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tsdoc.errors import ModelError
-from tsdoc.models.config import from_hf, read_config
+from tsdoc.models.config import RopeConfig, describe_rope, from_hf, read_config
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -104,8 +104,10 @@ def test_every_missing_key_is_a_model_error(key: str) -> None:
     if key == "num_key_value_heads":  # multi-head attention
         assert from_hf(config).num_kv_heads == 4
         return
-    with pytest.raises(ModelError):
+    with pytest.raises(ModelError) as caught:
         from_hf(config)
+    reason = "architecture (none given)" if key == "architectures" else f"({key} is missing)"
+    assert reason in caught.value.message
 
 
 @pytest.mark.parametrize("text", ["", "[]", "[" * 100_000, '{"architectures": ["X"]}'])
@@ -121,3 +123,18 @@ def test_fingerprints_differ_when_a_field_differs(tmp_path: Path) -> None:
     same = read_config(tmp_path)
     assert same.fingerprint() == from_hf(LLAMA).fingerprint()
     assert same.fingerprint() != from_hf(LLAMA | {"rope_theta": 1e4}).fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (repr(RopeConfig(rope_type="default", theta=1e5)), "default, theta 100,000"),
+        (
+            repr(RopeConfig(rope_type="yarn", theta=12.5, original_window=512, truncate=False)),
+            "yarn, theta 12.5, original window 512, truncate false",
+        ),
+        *((text, text) for text in ("default 10000", "RopeConfig(", "RopeConfig(x=1)", "f()", "")),
+    ],
+)
+def test_the_rope_of_a_model_key_is_described_without_reprs(text: str, shown: str) -> None:
+    assert describe_rope(text) == shown

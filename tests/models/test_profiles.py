@@ -96,7 +96,7 @@ def test_a_profile_of_ones_own_keeps_what_it_leaves_out(tmp_path: Path) -> None:
         ("zzz: 1\n", "unknown key zzz. `tsdoc config show`"),
         ("selection:\n  top_k: -1\n", "selection.top_k: "),
         ("selection:\n  smoothing: 2\n", "selection.smoothing: must be odd"),
-        ("engine:\n  device: tpu\n", "(given: 'tpu')"),
+        ("engine:\n  device: tpu\n", "(given: tpu)"),
         ("- a\n", "a profile is a mapping"),
         ("a: [1\nb: 2\n", "mine.yaml:2: not valid YAML"),
         ("a: \x00\n", "not valid YAML"),

@@ -22,6 +22,7 @@ from tsdoc.cli import (
     sources,
     summarize,
 )
+from tsdoc.cli.command import PlainGroup
 from tsdoc.cli.console import standard_terminal
 from tsdoc.cli.edge import run_command
 from tsdoc.cli.interrupt import Interrupts
@@ -37,15 +38,22 @@ How long a repository is, before asking:
 
 Exit codes
 
-0 done, 1 internal error, 2 usage or profile, 3 input, 4 model, 5 store,
-6 memory, disk or length, 7 part of the input failed under --strict,
-130 interrupted"""
+    0  done, maybe with warnings
+    1  internal error
+    2  usage, setting or profile
+    3  input
+    4  model
+    5  store
+    6  memory, disk or length
+    7  part of the input failed under --strict
+  130  interrupted"""
 
 
 def build_app() -> typer.Typer:
     """Returns the Typer application with every command."""
     app = typer.Typer(
         name="tsdoc",
+        cls=PlainGroup,
         help="Ask questions of whole books, repositories and PDFs.",
         epilog=EPILOG,
         no_args_is_help=True,

@@ -8,29 +8,41 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tsdoc.cli.command import command
-from tsdoc.cli.entries import age, count, date, entry_json, find_entries, redo, status
+from tsdoc.cli.command import add_group, command
+from tsdoc.cli.entries import (
+    ID_SHOWN,
+    count,
+    describe_total,
+    entry_json,
+    find_entries,
+    show_entries,
+    show_entry,
+    show_states,
+)
 from tsdoc.cli.options import Model, Tuning
 from tsdoc.cli.reporter import amount
 from tsdoc.cli.run import Run
 from tsdoc.errors import StoreError, UsageError
 
 if TYPE_CHECKING:
+    from tsdoc.session.repairing import Repaired
     from tsdoc.store.listing import EntryInfo
     from tsdoc.store.store import Store
 
-ID_SHOWN = 10
 REPAIR = "`tsdoc cache repair` or the next question computes it again"
+NAMED = "The id of an entry, how it begins, or the document's name where only one entry has it."
 
 Ids = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="ID...",
-        help="Ids of entries as `tsdoc cache list` shows them, or how they begin.",
+        help=f"{NAMED} `tsdoc cache list` shows all.",
         show_default=False,
     ),
 ]
-EntryId = Annotated[str, typer.Argument(metavar="ID", help="The id of an entry, or how it begins.")]
+EntryId = Annotated[
+    str, typer.Argument(metavar="ID", help=f"{NAMED} `tsdoc cache list` shows all.")
+]
 All = Annotated[bool, typer.Option("--all", help="All entries.")]
 MaxBytes = Annotated[
     int | None,
@@ -42,8 +54,8 @@ MaxBytes = Annotated[
 
 def add_commands(app: typer.Typer) -> None:
     """Registers the group `cache`."""
-    group = typer.Typer(help="What is kept on disk for later questions.", no_args_is_help=True)
-    app.add_typer(group, name="cache", rich_help_panel="Setup")
+    about = "What is kept on disk for later questions."
+    group = add_group(app, "cache", help_text=about, panel="Setup")
     command(
         group,
         name="list",
@@ -88,18 +100,20 @@ def add_commands(app: typer.Typer) -> None:
 def cache_list(run: Run) -> None:
     """List what is kept, last used first.
 
-    "To redo" is what it takes to compute an entry again once it was removed, as far as this machine
-    was measured.
+    Documents that begin alike share what they have in common. Removing an entry frees its own
+    bytes; what is shared goes with the last entry that uses it. "To redo" is how long its own
+    tokens would take to compute again, "?" where this machine was never measured with the model.
     """
     store = open_store(run)
     entries = store.list()
     rates = run.services.prefill_rates(run.services.home())
-    num_bytes, budget = store.num_bytes(), store.budget()
+    num_bytes, shared_bytes, budget = store.num_bytes(), store.shared_bytes(), store.budget()
     if run.output.json:
         run.answer(
             {
                 "path": str(run.services.home().store),
                 "bytes": num_bytes,
+                "shared_bytes": shared_bytes,
                 "budget_bytes": budget,
                 "entries": [entry_json(entry, rates) for entry in entries],
             }
@@ -108,59 +122,24 @@ def cache_list(run: Run) -> None:
     if not entries:
         run.reporter.note(f"nothing is kept in {run.services.home().store}")
         return
-    from tsdoc.cli.tables import Column
-
-    rows = [
-        (
-            entry.entry_id[:ID_SHOWN],
-            f"{entry.num_tokens:,}",
-            amount(entry.num_bytes, "bytes"),
-            status(entry),
-            age(entry.last_used),
-            redo(entry, rates),
-            entry.name,
+    show_entries(run, entries, rates, sharing=shared_bytes > 0)
+    total = describe_total(entries, num_bytes=num_bytes, shared_bytes=shared_bytes)
+    run.reporter.note(f"{total}; the budget is {amount(budget, 'bytes')}")
+    if shared_bytes:
+        run.reporter.note(
+            "removing an entry frees its own bytes; what is shared goes with the last that uses it"
         )
-        for entry in entries
-    ]
-    columns = [
-        Column(title="id"),
-        Column(title="tokens", right=True),
-        Column(title="size", right=True),
-        Column(title="status"),
-        Column(title="last used"),
-        Column(title="to redo", right=True),
-        Column(title="document", shrinks=True),
-    ]
-    run.terminal.table(columns, rows)
-    held, limit = amount(num_bytes, "bytes"), amount(budget, "bytes")
-    run.reporter.note(f"{count(entries)}, {held}; the budget is {limit}")
 
 
 def cache_show(run: Run, entry_id: EntryId) -> None:
     """Show everything that is known of one entry."""
-    (entry,) = find_entries(open_store(run), [entry_id])
+    entries = open_store(run).list()
+    (entry,) = find_entries(entries, [entry_id])
     rates = run.services.prefill_rates(run.services.home())
     if run.output.json:
         run.answer(entry_json(entry, rates))
         return
-    from tsdoc.cli.tables import Column
-
-    size, own = (amount(n, "bytes") for n in (entry.num_bytes, entry.exclusive_bytes))
-    rows = [
-        ("id", entry.entry_id),
-        ("document", entry.name),
-        ("status", status(entry) + (f": {entry.problem}" if entry.problem else "")),
-        ("tokens", f"{entry.num_tokens:,}, of which {entry.committed_tokens:,} are computed"),
-        ("size", f"{size}; removing it frees {own}"),
-        ("to redo", redo(entry, rates)),
-        ("created", f"{date(entry.created)}, {age(entry.created)}"),
-        ("last used", f"{date(entry.last_used)}, {age(entry.last_used)}"),
-        ("model", str(entry.meta.get("model", "unknown"))),
-        *(("file", name) for name in entry.sources),
-        ("model key", entry.model_key),
-        *((f"  {key}", str(value)) for key, value in sorted(entry.model.items())),
-    ]
-    run.terminal.table([Column(title="key"), Column(title="value", shrinks=True)], rows)
+    show_entry(run, entry, entries, rates)
 
 
 def cache_remove(run: Run, entry_ids: Ids = None, everything: All = False) -> None:
@@ -170,9 +149,9 @@ def cache_remove(run: Run, entry_ids: Ids = None, everything: All = False) -> No
         raise UsageError(
             "give the ids of entries, or --all", hint="`tsdoc cache list` shows the ids."
         )
-    entries = store.list() if everything else find_entries(store, entry_ids or [])
+    entries = named_entries(store, entry_ids)
     freed = 0
-    if entries and (not everything or confirm_all(run, entries)):
+    if entries and (not everything or confirm_all(run, store, entries)):
         freed = store.remove([entry.entry_id for entry in entries])
         remove_orphaned_records(run, store)
     else:
@@ -205,16 +184,18 @@ def cache_verify(run: Run, entry_ids: Ids = None) -> None:
     A damaged page is never used: its block is computed again when it is next needed.
     """
     store = open_store(run)
-    entries = find_entries(store, entry_ids) if entry_ids else store.list()
+    entries = named_entries(store, entry_ids)
     results = [verify_entry(run, store, entry) for entry in entries]
     if run.output.json:
         run.answer({"entries": results})
     else:
-        for entry, result in zip(entries, results, strict=True):
-            state = "damaged" if result["damaged"] or result["problem"] else "ok"
-            if entry.status == "incomplete":
-                state = "not finished"
-            run.terminal.line(f"{entry.entry_id[:ID_SHOWN]}  {state:<12}  {entry.name}")
+        show_states(
+            run,
+            [
+                (entry, "damaged" if result["damaged"] or result["problem"] else "ok", "")
+                for entry, result in zip(entries, results, strict=True)
+            ],
+        )
     if any(result["damaged"] or result["problem"] for result in results):
         raise typer.Exit(StoreError.exit_code)
 
@@ -253,25 +234,35 @@ def cache_repair(run: Run, entry_ids: Ids = None, *, model: Model, tuning: Tunin
     """
     settings = run.settings(tuning, model=model).settings
     store = open_store(run, max_bytes=settings.store.max_bytes)
-    entries = find_entries(store, entry_ids) if entry_ids else store.list()
+    entries = named_entries(store, entry_ids)
     home = run.services.home()
     repairer = run.services.repairer(
         settings=settings, home=home, store=store, reporter=run.reporter
     )
     results = [(entry, repairer.repair(entry)) for entry in entries]
+    for entry, result in results:
+        if result.problem is not None:
+            run.reporter.warn("not_repaired", entry.entry_id[:ID_SHOWN], result.problem)
     if run.output.json:
         fields = [{"entry_id": e.entry_id, "status": e.status, **asdict(r)} for e, r in results]
         run.answer({"entries": fields})
     else:
-        for entry, result in results:
-            state = "ok" if entry.status != "incomplete" else "not finished"
-            if result.problem is not None:
-                state = f"not repaired: {result.problem}"
-            elif result.num_tokens:
-                state = f"repaired, {result.num_tokens:,} tokens computed again"
-            run.terminal.line(f"{entry.entry_id[:ID_SHOWN]}  {state:<12}  {entry.name}")
+        show_states(run, [(entry, *_outcome(result)) for entry, result in results])
     if any(result.problem is not None for _, result in results):
         raise typer.Exit(StoreError.exit_code)
+
+
+def _outcome(result: Repaired) -> tuple[str, str]:
+    """Returns a word for what became of an entry, and what was computed for that."""
+    if result.problem is not None:
+        return "not repaired", ""
+    return ("repaired", f"{result.num_tokens:,} tokens") if result.num_tokens else ("ok", "")
+
+
+def named_entries(store: Store, names: Sequence[str] | None) -> list[EntryInfo]:
+    """Returns the entries that are named, or all."""
+    entries = store.list()
+    return find_entries(entries, names) if names else entries
 
 
 def open_store(run: Run, *, max_bytes: int | None = None) -> Store:
@@ -285,7 +276,7 @@ def remove_orphaned_records(run: Run, store: Store) -> None:
     run.services.remove_records(run.services.home(), kept)
 
 
-def confirm_all(run: Run, entries: Sequence[EntryInfo]) -> bool:
+def confirm_all(run: Run, store: Store, entries: Sequence[EntryInfo]) -> bool:
     """Asks before everything is removed."""
-    size = amount(sum(entry.exclusive_bytes for entry in entries), "bytes")
-    return run.reporter.confirm(f"Remove all {len(entries)} entries ({size} or more)?")
+    size = amount(store.num_bytes(), "bytes")
+    return run.reporter.confirm(f"Remove all that is kept ({count(entries)}, {size})?")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 from tsdoc.cli.options import Output
 from tsdoc.cli.run import Run
@@ -34,17 +34,40 @@ def command(
     """
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
-        lines = "\n".join(f"{why}:\n  {line}" for why, line in examples)
+        lines = "\n".join(
+            f"{why}{'' if why.endswith('?') else ':'}\n  {line}" for why, line in examples
+        )
         app.command(
             name,
             cls=_with_usage(usage),
-            help=function.__doc__,
+            help=filled(function.__doc__ or ""),
             epilog=f"Examples\n\n{lines}".replace("[", "\\["),
             rich_help_panel=panel,
         )(_spread(function))
         return function
 
     return register
+
+
+def add_group(app: typer.Typer, name: str, *, help_text: str, panel: str) -> typer.Typer:
+    """Adds a group of commands, and returns what they are registered with."""
+    group = typer.Typer(cls=PlainGroup, help=help_text, no_args_is_help=True)
+    app.add_typer(group, name=name, rich_help_panel=panel)
+    return group
+
+
+def filled(text: str) -> str:
+    """Returns paragraphs without the line ends inside them: the terminal's width decides those."""
+    paragraphs = inspect.cleandoc(text).split("\n\n")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+
+
+class PlainGroup(TyperGroup):
+    """A group of commands whose help has no types of Python."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Returns the parameters as the help shows them."""
+        return _plain(super().get_params(ctx))
 
 
 def _with_usage(usage: str) -> type[TyperCommand]:
@@ -55,7 +78,21 @@ def _with_usage(usage: str) -> type[TyperCommand]:
             """Returns what stands after the command's name."""
             return [usage]
 
+        def get_params(self, ctx: Any) -> list[Any]:
+            """Returns the parameters as the help shows them."""
+            return _plain(super().get_params(ctx))
+
     return Command
+
+
+def _plain(parameters: Sequence[Any]) -> list[Any]:
+    """Takes `<bool>` from flags, which take no value, and `<list[str]>` from named arguments."""
+    for parameter in parameters:
+        if isinstance(parameter, TyperOption) and parameter.is_flag:
+            parameter.metavar = ""
+        elif isinstance(parameter, TyperArgument):
+            parameter.display_type_rich = lambda ctx: None  # type: ignore[method-assign]
+    return list(parameters)
 
 
 def _spread(function: Callable[..., None]) -> Callable[..., None]:

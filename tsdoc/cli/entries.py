@@ -1,42 +1,76 @@
-"""Entries of the store on the command line: finding them by their ids, and telling about them."""
+"""Entries of the store on the command line: finding them by name, and telling about them."""
 
 from __future__ import annotations
 
+import difflib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from tsdoc.cli.reporter import duration
-from tsdoc.errors import StoreError, UsageError
-from tsdoc.terminal import format_count
+from tsdoc.cli.tables import Column
+from tsdoc.errors import UsageError
+from tsdoc.terminal import format_bytes, format_count, visible_line
 
 if TYPE_CHECKING:
+    from tsdoc.cli.run import Run
     from tsdoc.store.listing import EntryInfo
-    from tsdoc.store.store import Store
+
+ID_SHOWN = 10
+NAMES_SHOWN = 5
 
 
-def find_entries(store: Store, prefixes: Sequence[str]) -> list[EntryInfo]:
-    """Returns the entries that ids, or beginnings of ids, name.
+def find_entries(entries: Sequence[EntryInfo], names: Sequence[str]) -> list[EntryInfo]:
+    """Returns the entries that are named, each once.
+
+    A name is what `cache list` shows: the beginning of an id, or a document's name where only one
+    entry has it.
 
     Raises:
-        StoreError: there is none.
-        UsageError: there are several.
+        UsageError: a name fits none, or several.
     """
-    entries = store.list()
-    found: dict[str, EntryInfo] = {}
-    for prefix in prefixes:
-        matches = [entry for entry in entries if entry.entry_id.startswith(prefix)]
-        if not matches or not prefix:
-            raise StoreError(
-                f"there is no entry {prefix!r}", hint="`tsdoc cache list` shows the ids."
-            )
-        if len(matches) > 1:
-            raise UsageError(
-                f"{len(matches)} entries begin with {prefix!r}", hint="Give more of it."
-            )
-        found[matches[0].entry_id] = matches[0]
-    return list(found.values())
+    found = [_find_entry(entries, name) for name in names]
+    return list({entry.entry_id: entry for entry in found}.values())
+
+
+def _find_entry(entries: Sequence[EntryInfo], name: str) -> EntryInfo:
+    found = {entry.entry_id: entry for entry in entries if name and _is_called(entry, name)}
+    if name in found:
+        return found[name]
+    if not found:
+        raise UsageError(f"no entry is called {name!r}", hint=_what_there_is(entries, name))
+    if len(found) > 1:
+        which = _listed([f"{_short(e)} ({e.num_tokens:,} tokens)" for e in found.values()])
+        raise UsageError(f"{len(found)} entries are called {name!r}", hint=f"Give an id: {which}.")
+    return next(iter(found.values()))
+
+
+def _is_called(entry: EntryInfo, name: str) -> bool:
+    shown = visible_line(entry.name)
+    # A narrow terminal cuts names; what was copied from there ends in "…".
+    is_cut = name.endswith("…") and len(name) > 1 and shown.startswith(name[:-1])
+    return entry.entry_id.startswith(name) or name in (entry.name, shown) or is_cut
+
+
+def _what_there_is(entries: Sequence[EntryInfo], name: str) -> str:
+    """Names the entries, the likeliest first."""
+    if not entries:
+        return "Nothing is kept."
+    likeness = [difflib.SequenceMatcher(None, name, entry.name).ratio() for entry in entries]
+    order = sorted(range(len(entries)), key=lambda number: -likeness[number])
+    which = _listed([f"{_short(entries[n])} ({entries[n].name})" for n in order])
+    return f"There is {which}." if len(entries) == 1 else f"There are {which}."
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - NAMES_SHOWN
+    text = ", ".join(names[:NAMES_SHOWN])
+    return f"{text} and {more} more in `tsdoc cache list`" if more > 0 else text
+
+
+def _short(entry: EntryInfo) -> str:
+    return entry.entry_id[:ID_SHOWN]
 
 
 def status(entry: EntryInfo) -> str:
@@ -65,6 +99,14 @@ def date(moment: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(moment))
 
 
+def describe_total(entries: Sequence[EntryInfo], *, num_bytes: int, shared_bytes: int) -> str:
+    """Returns how many entries there are and what they take, each shared page counted once."""
+    total = f"{count(entries)}, {format_bytes(num_bytes)}"
+    if not shared_bytes:
+        return total
+    return f"{total}, of which {format_bytes(shared_bytes)} are shared and counted once"
+
+
 def redo_s(entry: EntryInfo, rates: Mapping[str, float]) -> float | None:
     """Returns how long the tokens would take that removing the entry loses; None if unknown."""
     rate = rates.get(entry.model_key)
@@ -74,7 +116,9 @@ def redo_s(entry: EntryInfo, rates: Mapping[str, float]) -> float | None:
 
 
 def redo(entry: EntryInfo, rates: Mapping[str, float]) -> str:
-    """Returns `redo_s` in words."""
+    """Returns `redo_s` in words, "–" for an entry that shares everything."""
+    if not entry.exclusive_bytes:
+        return "–"
     seconds = redo_s(entry, rates)
     return "?" if seconds is None else duration(seconds)
 
@@ -82,3 +126,96 @@ def redo(entry: EntryInfo, rates: Mapping[str, float]) -> str:
 def entry_json(entry: EntryInfo, rates: Mapping[str, float]) -> dict[str, object]:
     """Returns one entry as JSON."""
     return {**asdict(entry), "redo_s": redo_s(entry, rates)}
+
+
+def show_entries(
+    run: Run, entries: Sequence[EntryInfo], rates: Mapping[str, float], *, sharing: bool
+) -> None:
+    """Prints the table of `cache list`; sizes in two columns where some of them is shared."""
+    rows = [
+        (
+            _short(entry),
+            f"{entry.num_tokens:,}",
+            *(format_bytes(part) for part in _size_parts(entry)[: 2 if sharing else 1]),
+            status(entry),
+            age(entry.last_used),
+            redo(entry, rates),
+            entry.name,
+        )
+        for entry in entries
+    ]
+    columns = [
+        Column(title="id"),
+        Column(title="tokens", right=True),
+        *(
+            Column(title=title, right=True)
+            for title in (("own", "shared") if sharing else ("size",))
+        ),
+        Column(title="status"),
+        Column(title="last used"),
+        Column(title="to redo", right=True),
+        Column(title="document", below=True),
+    ]
+    run.terminal.table(columns, rows)
+
+
+def show_entry(
+    run: Run, entry: EntryInfo, entries: Sequence[EntryInfo], rates: Mapping[str, float]
+) -> None:
+    """Prints everything that is known of one of `entries`."""
+    from tsdoc.models.config import describe_rope
+
+    done = "" if entry.committed_tokens == entry.num_tokens else ", of which {} are computed"
+    model = {**entry.model, "rope": describe_rope(str(entry.model.get("rope", "unknown")))}
+    rows = [
+        ("id", entry.entry_id),
+        ("document", entry.name),
+        ("status", status(entry) + (f": {entry.problem}" if entry.problem else "")),
+        ("tokens", f"{entry.num_tokens:,}{done.format(f'{entry.committed_tokens:,}')}"),
+        ("size", _describe_size(entry, entries)),
+        ("to redo", redo(entry, rates)),
+        ("created", f"{date(entry.created)}, {age(entry.created)}"),
+        ("last used", f"{date(entry.last_used)}, {age(entry.last_used)}"),
+        ("model", str(entry.meta.get("model", "unknown"))),
+        *(("file", name) for name in entry.sources),
+        ("model key", entry.model_key),
+        *((f"  {key}", str(value)) for key, value in sorted(model.items())),
+    ]
+    run.terminal.table([Column(title="key"), Column(title="value", wraps=True)], rows)
+
+
+def _describe_size(entry: EntryInfo, entries: Sequence[EntryInfo]) -> str:
+    size = format_bytes(entry.num_bytes)
+    own, shared = (format_bytes(part) for part in _size_parts(entry))
+    if not entry.shared_with:
+        return f"{size}; removing it frees {own}"
+    others = [f"{_short(e)} ({e.name})" for e in entries if e.entry_id in entry.shared_with]
+    return f"{size}: {own} its own, freed by removing it; {shared} shared with {_listed(others)}"
+
+
+def _size_parts(entry: EntryInfo) -> tuple[int, int]:
+    """Returns the bytes that are an entry's own, and those that it shares with others."""
+    return entry.exclusive_bytes, entry.num_bytes - entry.exclusive_bytes
+
+
+def show_states(run: Run, states: Sequence[tuple[EntryInfo, str, str]]) -> None:
+    """Prints what became of each entry: a word, and what was done to it where there was anything.
+
+    The word for an entry that is not finished is that, whatever was found of it.
+    """
+    if not states:
+        run.reporter.note(f"nothing is kept in {run.services.home().store}")
+        return
+    with_done = any(done for _, _, done in states)
+    rows = [
+        (
+            _short(entry),
+            "not finished" if entry.status == "incomplete" else state,
+            *((done,) if with_done else ()),
+            entry.name,
+        )
+        for entry, state, done in states
+    ]
+    columns = [Column(title="id"), Column(title="status")]
+    columns += [Column(title="computed again", right=True)] if with_done else []
+    run.terminal.table([*columns, Column(title="document", below=True)], rows)

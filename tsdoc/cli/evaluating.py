@@ -94,7 +94,7 @@ def add_commands(app: typer.Typer) -> None:
     """Registers eval."""
     command(
         app,
-        panel="Setup",
+        panel="Measuring",
         name="eval",
         usage="[OPTIONS]",
         examples=[

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tsdoc.cli.command import command
+from tsdoc.cli.command import add_group, command
 from tsdoc.cli.reporter import amount
 from tsdoc.cli.run import Run
 
@@ -27,8 +27,7 @@ Offline = Annotated[bool, typer.Option("--offline", help="Download nothing; fail
 
 def add_commands(app: typer.Typer) -> None:
     """Registers the groups `models` and `profiles`."""
-    models = typer.Typer(help="List, fetch and choose models.", no_args_is_help=True)
-    app.add_typer(models, name="models", rich_help_panel=PANEL)
+    models = add_group(app, "models", help_text="List, fetch and choose models.", panel=PANEL)
     command(
         models,
         name="list",
@@ -53,8 +52,8 @@ def add_commands(app: typer.Typer) -> None:
             ("Let tsdoc choose again", "tsdoc models use default"),
         ],
     )(models_use)
-    profiles = typer.Typer(help="Settings made for one model each.", no_args_is_help=True)
-    app.add_typer(profiles, name="profiles", rich_help_panel=PANEL)
+    about = "Settings made for one model each."
+    profiles = add_group(app, "profiles", help_text=about, panel=PANEL)
     command(
         profiles,
         name="list",
@@ -110,7 +109,7 @@ def models_list(run: Run) -> None:
         Column(title="  model"),
         Column(title="here"),
         Column(title="download", right=True),
-        Column(title="licence", shrinks=True),
+        Column(title="licence", wraps=True),
         Column(title="source", below=True),
     ]
     run.terminal.table(columns, rows)
@@ -171,7 +170,7 @@ def profiles_list(run: Run) -> None:
     rows = [(p.name, _licence(p), p.source) for p in profiles]
     columns = [
         Column(title="profile"),
-        Column(title="licence", shrinks=True),
+        Column(title="licence", wraps=True),
         Column(title="model", below=True),
     ]
     run.terminal.table(columns, rows)

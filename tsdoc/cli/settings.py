@@ -6,15 +6,14 @@ import json
 
 import typer
 
-from tsdoc.cli.command import command
+from tsdoc.cli.command import add_group, command
 from tsdoc.cli.options import Engine, Model, Sampling, Tuning
 from tsdoc.cli.run import Run
 
 
 def add_commands(app: typer.Typer) -> None:
     """Registers the group `config`."""
-    group = typer.Typer(help="Settings and where they come from.", no_args_is_help=True)
-    app.add_typer(group, name="config", rich_help_panel="Setup")
+    group = add_group(app, "config", help_text="Settings and where they come from.", panel="Setup")
     command(
         group,
         name="show",

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tsdoc.errors import InputError
+from tsdoc.errors import InputError, reason_of
 from tsdoc.eval.haystack import Question
 from tsdoc.eval.metrics import Metric
 
@@ -89,7 +89,7 @@ def _parse(line: bytes, path: Path, number: int) -> Example:
             return _infinite(fields, path, where)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(
-            f"is not an item of InfiniteBench, RULER or LongBench ({error!r})", where=where
+            f"is not an item of InfiniteBench, RULER or LongBench ({reason_of(error)})", where=where
         ) from error
     raise InputError("is not an item of InfiniteBench, RULER or LongBench", where=where)
 

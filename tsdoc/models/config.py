@@ -6,6 +6,7 @@ What is not covered is an error here, never silent nonsense later.
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import math
@@ -14,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tsdoc.errors import ModelError
+from tsdoc.errors import ModelError, reason_of
 
 if TYPE_CHECKING:
     from tsdoc.settings import ModelShape
@@ -55,6 +56,31 @@ class RopeConfig:
     mscale_all_dim: float | None = None
     attention_factor: float | None = None
     truncate: bool = True
+
+
+def describe_rope(text: str) -> str:
+    """Returns the RoPE configuration of a model key, its `repr`, as people read it.
+
+    What a type does not use is left out: "yarn, theta 1,000,000, factor 4". Any other text, as
+    another version may have kept it, is returned as it is.
+    """
+    try:
+        call = ast.parse(text, mode="eval").body
+        if not (isinstance(call, ast.Call) and ast.unparse(call.func) == RopeConfig.__name__):
+            return text
+        config = RopeConfig(**{k.arg or "": ast.literal_eval(k.value) for k in call.keywords})
+    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
+        return text
+    unused = asdict(RopeConfig(rope_type="", theta=math.nan))
+    used = [(k, v) for k, v in asdict(config).items() if v != unused[k] and k != "rope_type"]
+    shown = [f"{name.replace('_', ' ')} {_number_text(value)}" for name, value in used]
+    return ", ".join([str(config.rope_type), *shown])
+
+
+def _number_text(value: object) -> str:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return f"{value:,}".removesuffix(".0")
+    return str(value).lower()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +142,8 @@ def from_hf(config: Mapping[str, Any], generation: Mapping[str, Any] | None = No
     try:
         return _build(architecture, config, generation or {})
     except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        raise ModelError(f"config.json is incomplete or damaged ({error!r})") from error
+        reason = reason_of(error)
+        raise ModelError(f"config.json is incomplete or damaged ({reason})") from error
 
 
 def from_shape(shape: ModelShape) -> ModelConfig:

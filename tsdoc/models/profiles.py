@@ -113,6 +113,8 @@ def _parse(path: Path) -> dict[str, Any]:
 
 
 def _usage_error(detail: ErrorDetails, where: str) -> UsageError:
+    from tsdoc.config import written
+
     key = ".".join(str(part) for part in detail["loc"])
     if detail["type"] == "extra_forbidden":
         near = difflib.get_close_matches(key, list(_keys()), n=1, cutoff=0.5)
@@ -121,7 +123,7 @@ def _usage_error(detail: ErrorDetails, where: str) -> UsageError:
             where=where,
             hint=f"Did you mean {near[0]}?" if near else "`tsdoc config show` lists all keys.",
         )
-    given = visible_line(repr(detail["input"]))[:60]
+    given = visible_line(written(detail["input"]))
     message = detail["msg"].removeprefix("Value error, ")
     return UsageError(f"{visible_line(key)}: {message} (given: {given})", where=where)
 

@@ -76,6 +76,12 @@ class EntryUse:
         """What deleting it alone would free."""
         return sum(s.num_bytes for s in self.exclusive)
 
+    @property
+    def shared_with(self) -> list[str]:
+        """Ids of the entries that name a segment of this one."""
+        users = {entry_id for segment in self.segments for _, entry_id in segment.users}
+        return sorted(users - {self.entry_id})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
@@ -88,6 +94,11 @@ class Survey:
     def num_bytes(self) -> int:
         """Everything, shared segments counted once."""
         return sum(segment.num_bytes for segment in self.segments)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Segments that several entries name, each counted once."""
+        return sum(segment.num_bytes for segment in self.segments if len(segment.users) > 1)
 
 
 def survey(key_dirs: Iterable[Path]) -> Survey:

@@ -31,6 +31,7 @@ class EntryInfo:
         last_used: Seconds since the epoch.
         num_bytes: Size with what it shares with others.
         exclusive_bytes: What removing it alone would free.
+        shared_with: Ids of the entries that it shares the rest with.
         in_use: A process has it open.
         prefill_block: Block size of the run that computed its last segment.
         sources: Names of what it was made from; of foreign origin.
@@ -49,6 +50,7 @@ class EntryInfo:
     last_used: float
     num_bytes: int
     exclusive_bytes: int
+    shared_with: tuple[str, ...]
     in_use: bool
     prefill_block: int
     sources: tuple[str, ...]
@@ -77,6 +79,7 @@ def describe(entry: EntryUse, model: Mapping[str, Any]) -> EntryInfo:
         last_used=entry.last_used,
         num_bytes=entry.num_bytes,
         exclusive_bytes=entry.exclusive_bytes,
+        shared_with=tuple(entry.shared_with),
         in_use=in_use(entry),
         prefill_block=info.prefill_block if info is not None else 0,
         sources=tuple(map(str, sources)) if isinstance(sources, list) else (),

@@ -255,6 +255,10 @@ class Store:
         """Bytes that the store holds, shared segments counted once."""
         return survey(self._root.key_dirs()).num_bytes
 
+    def shared_bytes(self) -> int:
+        """Of these, the bytes that several entries share, each counted once."""
+        return survey(self._root.key_dirs()).shared_bytes
+
     def budget(self) -> int:
         """Bytes that the store may hold."""
         return self._budget(self.num_bytes())
