@@ -180,7 +180,10 @@ class DeviceCache(Protocol):
         """
 
     def open_window(self, layer: int, selected: torch.Tensor, around: ChunkRange) -> Window:
-        """Gathers init, `selected` [num_sets, num_selected] and local before around.start."""
+        """Gathers init, `selected` [num_sets, num_selected] and local before around.start.
+
+        The window ends when another is opened for its layer.
+        """
 
     def start_decode(
         self, position: int, *, theta: float | None, max_hits: int, allowed: Ranges | None

@@ -37,6 +37,10 @@ class PieceRows:
             self._tensors[key] = (as_tensor(piece.keys(layer)), as_tensor(piece.values(layer)))
         return self._tensors[key]
 
+    def head_dim(self, layer: int) -> int:
+        """Numbers per head."""
+        return self.of(self.pieces[0], layer)[KEYS].shape[-1]
+
     def open(self, layer: int) -> None:
         """Makes the tensors of a layer, before threads use them: process-wide filters change."""
         for piece in self.pieces:
@@ -66,21 +70,23 @@ class PieceRows:
             piece.check_rows(layer, KEYS, absolute)
             piece.check_rows(layer, VALUES, absolute)
 
-    def gather(self, layer: int, kind: int, positions: torch.Tensor, room: int = 0) -> torch.Tensor:
+    def gather(
+        self, layer: int, kind: int, positions: torch.Tensor, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """K or V at positions, in float32.
 
         Args:
             layer: Which layer.
             kind: `KEYS` or `VALUES`.
             positions: [num_sets, n], each row ascending; a set is for as many heads as another.
-            room: Rows left unwritten behind them.
+            out: Where they go; None is fresh memory.
 
         Returns:
-            [num_kv_heads, n + room, head_dim].
+            [num_kv_heads, n, head_dim].
         """
         num_sets, count = positions.shape
-        head_dim = self.of(self.pieces[0], layer)[kind].shape[-1]
-        out = torch.empty(self.num_kv_heads, count + room, head_dim)
+        if out is None:
+            out = torch.empty(self.num_kv_heads, count, self.head_dim(layer))
         heads_per_set = self.num_kv_heads // num_sets
         for piece in self.pieces:
             bounds = torch.tensor([piece.start, piece.start + piece.capacity])

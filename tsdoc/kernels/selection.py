@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -187,16 +188,26 @@ def _sum_over_heads(x: torch.Tensor, num_sets: int) -> torch.Tensor:
 
 
 def top_indices(scores: torch.Tensor, k: int) -> torch.Tensor:
-    """Indices of the k largest of `scores` [n], ascending; among equals the lower index wins.
-
-    `torch.topk` leaves the order of equals open, so only its threshold is used.
-    """
+    """Indices of the k largest of `scores` [n], ascending; among equals the lower index wins."""
     if k >= scores.shape[0]:
         return torch.arange(scores.shape[0], device=scores.device)
-    threshold = torch.topk(scores, k, sorted=False).values.min()
-    above = torch.nonzero(scores > threshold).squeeze(1)
-    ties = torch.nonzero(scores == threshold).squeeze(1)[: k - above.shape[0]]
-    return torch.sort(torch.cat((above, ties))).values
+    threshold = _kth_largest(scores, k)
+    chosen = torch.nonzero(scores >= threshold).squeeze(1)
+    excess = chosen.shape[0] - k
+    if excess == 0:
+        return chosen
+    ties = torch.nonzero(scores[chosen] == threshold).squeeze(1)
+    kept = torch.ones_like(chosen, dtype=torch.bool)
+    kept[ties[-excess:]] = False
+    return chosen[kept]
+
+
+def _kth_largest(scores: torch.Tensor, k: int) -> float | torch.Tensor:
+    """On a CPU numpy's partition takes a fraction of the time of `torch.topk`."""
+    if scores.device.type != "cpu":
+        return torch.topk(scores, k, sorted=False).values.min()
+    place = scores.shape[0] - k
+    return float(np.partition(scores.numpy(), place)[place])
 
 
 def attended_positions(selected: torch.Tensor, around: ChunkRange, end: int) -> torch.Tensor:

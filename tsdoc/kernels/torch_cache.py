@@ -6,7 +6,7 @@ as stored and widened tile by tile, so that no copy of the cache is ever made.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -28,7 +28,7 @@ from tsdoc.kernels.selection import (
 )
 from tsdoc.kernels.torch_index import select_by_index
 from tsdoc.kernels.torch_scores import TorchScores
-from tsdoc.kernels.torch_window import ROOM, TorchWindow
+from tsdoc.kernels.torch_window import TorchWindows
 from tsdoc.kernels.workers import Workers
 
 SCORE_BYTES = 128 << 20  # scores held at a time
@@ -107,6 +107,7 @@ class TorchCache:
         self._rows = PieceRows(pieces, num_kv_heads)
         self._workers = workers or Workers()
         self._scores = TorchScores(self._rows, self._workers)
+        self._windows = TorchWindows(self._rows, rope)
         self.rope = rope
         self._config = config
         self._index = index
@@ -325,21 +326,7 @@ class TorchCache:
 
     def open_window(self, layer: int, selected: torch.Tensor, around: ChunkRange) -> Window:
         """See `DeviceCache.open_window`."""
-        positions = attended_positions(selected, around, around.start)
-        length = positions.shape[1]
-
-        def gather_keys() -> torch.Tensor:
-            k = self._rows.gather(layer, KEYS, positions)
-            room = k.new_empty(k.shape[0], length + ROOM, k.shape[2])
-            self.rope.rotate(k, slice(0, length), out=room[:, :length])
-            return room
-
-        gather_values = partial(self._rows.gather, layer, VALUES, positions, ROOM)
-        tasks: list[Callable[[], torch.Tensor]] = [gather_keys, gather_values]
-        self._rows.open(layer)
-        with self._workers.leading():
-            k, v = self._workers.run(tasks)
-        return TorchWindow(partial(self.gather, layer), self.rope, k, v, length)
+        return self._windows.open(layer, selected, around)
 
     def _gather_rotated(
         self, layer: int, selected: torch.Tensor, around: ChunkRange, end: int
