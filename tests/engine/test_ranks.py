@@ -150,10 +150,10 @@ def test_everything_fits_the_budget_of_ranks_that_share_the_tokens() -> None:
 
 
 def test_ranks_score_as_many_chunks_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tsdoc.kernels import torch_cache
+    from tsdoc.kernels import torch_selection
 
     # 14 / 2 heads over 4 ranks: 4, 6, 3 and 3 heads once padded.
-    monkeypatch.setattr(torch_cache, "SCORE_BYTES", 4 * 4 * 130 * 2)
+    monkeypatch.setattr(torch_selection, "SCORE_BYTES", 4 * 4 * 130 * 2)
     oracle = make_oracle("qwen2", seed=5, num_attention_heads=14, num_key_value_heads=2)
     compare(oracle, SMALL, 4)
 

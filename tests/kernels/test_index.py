@@ -113,7 +113,7 @@ class IndexedPiece(MemoryPiece):
 
 
 def make_cache(
-    sizes: list[int], indexed: list[bool], candidates: int
+    sizes: list[int], indexed: list[bool], candidates: int, watch: IndexWatch | None = None
 ) -> tuple[TorchCache, list[IndexedPiece], torch.Tensor]:
     keys = make_keys(sum(sizes), seed=5)
     pieces, start = [], 0
@@ -124,11 +124,10 @@ def make_cache(
         pieces.append(piece)
         start += size
     rope = make_rope_table(RopeConfig(rope_type="default", theta=1e4), DIM, 256)
-    config = IndexConfig(candidates=candidates, sample=1 << 20)
-    watch = IndexWatch(config)
-    watch.wants_sample()  # the first one, which would read all
-    index = watch if candidates else None
-    cache = TorchCache(pieces, rope, CONFIG, num_kv_heads=KV_HEADS, index=index)
+    if watch is None and candidates:
+        watch = IndexWatch(IndexConfig(candidates=candidates, sample=1 << 20))
+        watch.wants_sample()  # the first one, which would read all
+    cache = TorchCache(pieces, rope, CONFIG, num_kv_heads=KV_HEADS, index=watch)
     return cache, pieces, keys
 
 
@@ -190,9 +189,8 @@ def test_short_prompts_are_selected_exactly() -> None:
 def test_samples_are_made_both_ways_and_a_layer_below_the_floor_is_left_to_exact_selection() -> (
     None
 ):
-    cache, pieces, _ = make_cache([3000], [True], 2)
     watch = IndexWatch(IndexConfig(candidates=2, sample=2, floor=0.9))
-    cache._index = watch
+    cache, pieces, _ = make_cache([3000], [True], 2, watch)
     around = chunk_range(2990, 2991, CONFIG)
     query = torch.randn(1, KV_HEADS * GROUP, DIM, generator=torch.Generator().manual_seed(9)) * 2
     chosen = [cache.select(0, query, [around])[0] for _ in range(4)]

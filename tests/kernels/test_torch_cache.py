@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tsdoc.kernels import torch_cache, torch_scores, torch_window
+from tsdoc.kernels import torch_scores, torch_selection, torch_window
 from tsdoc.kernels.attention import reference_attention
 from tsdoc.kernels.kv import MemoryPiece
 from tsdoc.kernels.rope import make_rope_table
@@ -72,7 +72,7 @@ def test_selects_for_several_chunks_at_once(
     sizes: list[int], sets: str, kv_dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch_scores, "TILE_BYTES", 4 * KV_HEADS * DIM * 37)
-    monkeypatch.setattr(torch_cache, "SCORE_BYTES", 4 * 6 * 250 * 2)
+    monkeypatch.setattr(torch_selection, "SCORE_BYTES", 4 * 6 * 250 * 2)
     config = SelectionConfig(n_init=4, n_local=12, top_k=20, chunk_size=8, sets=sets)  # type: ignore[arg-type]
     cache, k, v = make_cache(sizes, config, kv_dtype)
     cache.write(0, 0, k[:290], v[:290])

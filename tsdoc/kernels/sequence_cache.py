@@ -11,7 +11,7 @@ from functools import partial
 
 import torch
 
-from tsdoc.kernels.election import Election, JointElection, Race
+from tsdoc.kernels.election import Election
 from tsdoc.kernels.index_use import IndexWatch
 from tsdoc.kernels.interface import Window
 from tsdoc.kernels.kv import KVPiece
@@ -19,62 +19,15 @@ from tsdoc.kernels.rope import RopeTable
 from tsdoc.kernels.selection import (
     ChunkRange,
     SelectionConfig,
-    allowed_mask,
     attended_positions,
-    cast_votes,
     token_queries,
 )
+from tsdoc.kernels.sequence_selection import SequenceSelector
 from tsdoc.kernels.sequence_window import Partial, SequenceWindow, attend_rows
 from tsdoc.kernels.token_share import TokenShare
-from tsdoc.kernels.torch_cache import TorchBackend, TorchCache
+from tsdoc.kernels.torch_cache import TorchBackend, TorchCache, by_chunk
+from tsdoc.kernels.torch_selection import TorchSelector
 from tsdoc.kernels.workers import Workers
-
-
-class SequenceElection(JointElection):
-    """See `Election`: each rank has the scores of some candidates by some heads."""
-
-    def __init__(self, joint: JointElection, share: TokenShare) -> None:
-        super().__init__(joint.shard, joint.ranks)
-        self._share = share
-
-    def _cast(self, race: Race, count: int, config: SelectionConfig) -> torch.Tensor:
-        own = self._share.positions(race.start, race.start + race.num_candidates) - race.start
-        scores = self.real(race.scores)
-        if race.mask is not None:
-            scores = scores.masked_fill(~race.mask[own], -torch.inf)
-        num_sets = self._num_sets(config)
-        if config.function == "head_vote":
-            return self._cast_whole(race, count, config, scores, own)
-        if config.function == "topk":
-            ballots = scores.masked_fill(torch.isinf(scores), 0.0)
-        else:
-            ballots = self._share.softmax(scores)
-        placed = scores.new_zeros(num_sets, race.num_candidates)
-        placed[:, own] = self._add_up(ballots, num_sets)
-        return placed
-
-    def _cast_whole(
-        self,
-        race: Race,
-        count: int,
-        config: SelectionConfig,
-        scores: torch.Tensor,
-        own: torch.Tensor,
-    ) -> torch.Tensor:
-        """`head_vote` ranks the candidates of each head: their scores come together first."""
-        whole = scores.new_zeros(scores.shape[0], race.num_candidates)
-        whole[:, own] = scores
-        self._share.ranks.sum(whole)
-        num_sets = self._num_sets(config)
-        if self._share.ranks.rank > 0:  # each head votes once
-            return torch.zeros(num_sets, race.num_candidates, dtype=torch.float64)
-        return cast_votes(
-            whole,
-            config,
-            num_selected=count,
-            num_heads=self.shard.num_qo_heads,
-            add_up=lambda x: self._add_up(x, num_sets),
-        )
 
 
 class SequenceBackend(TorchBackend):
@@ -145,6 +98,9 @@ class SequenceCache(TorchCache):
             workers=workers,
         )
         self._tokens = share
+        self._selector: TorchSelector = SequenceSelector(
+            self._rows, self._scores, config, election, share
+        )
 
     def write(self, layer: int, start: int, k: torch.Tensor, v: torch.Tensor) -> None:
         """See `DeviceCache.write`: this rank's tokens."""
@@ -158,48 +114,11 @@ class SequenceCache(TorchCache):
         total = torch.zeros(end - start)
         own = self._tokens.positions(start, end) - start
         num_tokens, num_heads, _ = queries.shape
-        for part in torch.split(queries, self._batch(num_heads, end - start)):
-            shares = self._tokens.softmax(self._score(layer, part, start, end)).sum(dim=1)
+        for part in torch.split(queries, self._selector.batch(num_heads, end - start)):
+            shares = self._tokens.softmax(self._selector.score(layer, part, start, end)).sum(dim=1)
             total[own] += self._election.real(shares.flatten(0, 1)).sum(dim=0)
         total = self._tokens.ranks.sum(total)
         return total / (num_tokens * self._election.num_heads(num_heads))
-
-    def _score(self, layer: int, queries: torch.Tensor, start: int, end: int) -> torch.Tensor:
-        """Scores of this rank's keys of [start, end) alone; all are checked by who keeps them."""
-        for piece, first, last in self._rows.covering(start, end):
-            piece.check_keys(layer, first, last)
-        parts = [
-            super(SequenceCache, self)._score(layer, queries, first, last).clone()
-            for first, last in self._tokens.runs(start, end)
-        ]
-        if not parts:
-            num_queries, num_heads, _ = queries.shape
-            shape = (self._num_kv_heads, num_queries, num_heads // self._num_kv_heads, 0)
-            return torch.empty(shape)
-        return torch.cat(parts, dim=-1)
-
-    def _choose(
-        self,
-        logits: torch.Tensor,
-        start: int,
-        last: int,
-        ranges: Sequence[ChunkRange],
-        allowed: Sequence[tuple[int, int]] | None,
-    ) -> list[torch.Tensor]:
-        races = []
-        own = self._tokens.positions(start, last)
-        for row, around in enumerate(ranges):
-            end = min(around.local_start, last)
-            count = int((own < end).sum())
-            races.append(
-                Race(
-                    scores=logits[:, row, :, :count].flatten(0, 1),
-                    start=start,
-                    mask=allowed_mask(start, end, allowed),
-                    num_candidates=end - start,
-                )
-            )
-        return self._election.hold(races, self._config)
 
     def attend_chunks(
         self,
@@ -209,11 +128,7 @@ class SequenceCache(TorchCache):
         ranges: Sequence[ChunkRange],
     ) -> torch.Tensor:
         """See `DeviceCache.attend_chunks`; one exchange for all chunks."""
-        first = ranges[0].start
-        tasks = [
-            partial(self._attend_own, layer, q[r.start - first : r.end - first], chosen, r)
-            for chosen, r in zip(selected, ranges, strict=True)
-        ]
+        tasks = by_chunk(partial(self._attend_own, layer), q, selected, ranges)
         parts = self._workers.run(tasks)
         out = torch.cat([out for out, _ in parts], dim=1)
         lse = torch.cat([lse for _, lse in parts], dim=1)

@@ -13,7 +13,8 @@ from tsdoc.kernels.kv import KVPiece
 from tsdoc.kernels.ranks import Mesh
 from tsdoc.kernels.rope import RopeTable
 from tsdoc.kernels.selection import ChunkRange, SelectionConfig
-from tsdoc.kernels.sequence_cache import SequenceBackend, SequenceElection
+from tsdoc.kernels.sequence_cache import SequenceBackend
+from tsdoc.kernels.sequence_selection import SequenceElection
 from tsdoc.kernels.shards import HeadShard
 from tsdoc.kernels.shared_kv import HeadPiece
 from tsdoc.kernels.token_share import SHARE_TOKENS, TokenShare
