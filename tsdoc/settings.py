@@ -166,6 +166,7 @@ class AnswerSettings(_Group):
     """How an answer is generated and explained; temperature 0 is greedy.
 
     Attributes:
+        stop_loops: Ends an answer that repeats the same tokens over and over (tsdoc/session/loops).
         evidence: Passages that are named below an answer, at most; 0 finds none and costs nothing.
     """
 
@@ -173,6 +174,7 @@ class AnswerSettings(_Group):
     temperature: Annotated[float, Field(ge=0)] = 0.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     seed: int = 0
+    stop_loops: bool = True
     evidence: Annotated[int, Field(ge=0, le=50)] = 3
 
 

@@ -86,6 +86,18 @@ def test_a_cut_answer_is_marked(cli: Cli, services: FakeServices) -> None:
     assert "answer_cut" in cli("ask", "a.txt", "Who?", "--json").stdout
 
 
+def test_an_answer_that_was_ended_for_its_loop_is_marked(cli: Cli, services: FakeServices) -> None:
+    services.finish_reason = "loop"
+    result = cli("ask", "a.txt", "Who?", "--quiet")
+    assert result.stderr.splitlines()[-1] == (
+        "warning: the model said the same over and over, and the answer was ended; "
+        "--set stop_loops=false lets it go on"
+    )
+    value = cli("ask", "a.txt", "Who?", "--json").json()
+    assert value["answers"][0]["finish_reason"] == "loop"
+    assert "answer_looped" in [warning["code"] for warning in value["warnings"]]
+
+
 def test_a_small_model_is_said_for_a_new_source_only(cli: Cli, services: FakeServices) -> None:
     first = cli("ask", "a.txt", "Who?").stderr
     assert "test-model is a small model" in first

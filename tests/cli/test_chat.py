@@ -82,9 +82,13 @@ def test_a_kept_conversation_is_announced(cli: Cli, services: FakeServices) -> N
 
 @pytest.mark.parametrize(
     ("reason", "said"),
-    [("stop", "Who?\n"), ("length", "Who? (its answer was cut)\n"), ("loop", "Who?\n"),
-     ("interrupted", "Who? (its answer was stopped)\n")],
-)  # fmt: skip
+    [
+        ("stop", "Who?\n"),
+        ("length", "Who? (its answer was cut)\n"),
+        ("loop", "Who? (its answer repeated itself)\n"),
+        ("interrupted", "Who? (its answer was stopped)\n"),
+    ],
+)
 def test_how_the_last_answer_of_a_kept_conversation_ended_is_said(
     cli: Cli, services: FakeServices, reason: str, said: str
 ) -> None:

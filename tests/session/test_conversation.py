@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -125,6 +126,67 @@ def test_ctrl_c_leaves_the_answer_as_it_is_and_the_conversation_goes_on(
     assert [(turn.text, turn.finish_reason) for turn in kept.turns] == [(cut.text, "interrupted")]
     save_conversation(conversation_path(home, "cut"), kept)
     assert talk(start(**FULL), SECOND, name="cut") == [second.text]
+
+
+class Scripted:
+    """A sampler that takes the tokens it is told to, one answer after the other."""
+
+    def __init__(self, tokens: Iterable[int]) -> None:
+        self._tokens = iter(tokens)
+
+    def __call__(self, logits: object) -> int:
+        return next(self._tokens)
+
+
+def test_an_answer_that_loops_ends_and_the_conversation_goes_on_without_the_loop(
+    start: Start, document: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document.write_text(SHORT, encoding="utf-8")
+    begin, again = list(range(40, 50)), list(range(60, 80))
+    groups = {**FULL, "answer": {"max_new_tokens": 200}}
+    with start(**groups) as session, Conversation(session=session, name="loop") as conversation:
+        with monkeypatch.context() as patch:
+            patch.setattr("tsdoc.engine.generate.Sampler", lambda _: Scripted(begin + again * 9))
+            shown: list[str] = []
+            looped = conversation.ask(FIRST, shown.append)
+        kept = list(conversation.turns[0].ids)
+        second = conversation.ask(SECOND, ignore)
+    assert (looped.finish_reason, looped.generated_tokens) == ("loop", len(begin + again * 4))
+    assert "".join(shown) == looped.text == session.tokenizer.decode(begin + again * 2)
+    assert kept[-len(begin + again * 2) :] == begin + again * 2
+    # K and V in memory are those of the tokens that are kept.
+    assert talk(start(**groups), name="loop") == []
+    path = conversation_path(session.home, "loop")
+    talked = load_conversation(path)
+    assert talked is not None
+    save_conversation(path, dataclasses.replace(talked, turns=talked.turns[:1]))
+    assert talk(start(**groups), SECOND, name="loop") == [second.text]
+
+
+def test_a_loop_goes_on_where_it_may(
+    start: Start, document: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document.write_text(SHORT, encoding="utf-8")
+    tokens = list(range(60, 80)) * 5
+    monkeypatch.setattr("tsdoc.engine.generate.Sampler", lambda _: Scripted(tokens))
+    with start(answer={"max_new_tokens": 100, "stop_loops": False}) as session:
+        answer = session.ask(FIRST, ignore)
+        assert (answer.finish_reason, answer.text) == ("length", session.tokenizer.decode(tokens))
+
+
+def test_what_was_held_back_is_shown_when_it_was_no_loop(
+    start: Start, document: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document.write_text(SHORT, encoding="utf-8")
+    tokens = [*(list(range(60, 80)) * 3), *range(60, 70), *range(90, 100)]
+    monkeypatch.setattr("tsdoc.engine.generate.Sampler", lambda _: Scripted(tokens * 2))
+    for max_new_tokens, reason in ((70, "length"), (80, "length")):
+        with start(answer={"max_new_tokens": max_new_tokens}) as session:
+            shown: list[str] = []
+            answer = session.ask(FIRST, shown.append)
+            expected = session.tokenizer.decode(tokens[:max_new_tokens])
+        assert answer.finish_reason == reason
+        assert "".join(shown) == answer.text == expected
 
 
 def test_ctrl_c_before_the_answer_drops_the_question(start: Start) -> None:

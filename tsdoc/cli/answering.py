@@ -110,7 +110,7 @@ def report(run: Run, answer: Answer, read_s: float | None = None) -> None:
         read_s: Seconds of reading the document, where that came before it.
     """
     run.reporter.gap()
-    say_cut(run, answer)
+    say_ended(run, answer)
     seconds = sum(answer.times_s.values())
     read = f"read in {read_s:.1f} s, " if read_s else ""
     again = f", {answer.reread_tokens:,} read again" if answer.reread_tokens else ""
@@ -120,14 +120,21 @@ def report(run: Run, answer: Answer, read_s: float | None = None) -> None:
     )
 
 
-def say_cut(run: Run, answer: Answer) -> None:
-    """Warns of an answer that was cut for its length."""
+def say_ended(run: Run, answer: Answer) -> None:
+    """Warns of an answer that the model did not end itself."""
     if answer.finish_reason == "length":
         run.reporter.warn(
             "answer_cut",
             "",
             f"the answer was cut after {answer.generated_tokens:,} tokens; "
             "--max-new-tokens allows more",
+        )
+    elif answer.finish_reason == "loop":
+        run.reporter.warn(
+            "answer_looped",
+            "",
+            "the model said the same over and over, and the answer was ended; "
+            "--set stop_loops=false lets it go on",
         )
 
 

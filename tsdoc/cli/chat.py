@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tsdoc.cli.answering import look, open_sources, say_cut, session_json
+from tsdoc.cli.answering import look, open_sources, say_ended, session_json
 from tsdoc.cli.arguments import STDIN, require_sources
 from tsdoc.cli.command import command
 from tsdoc.cli.evidence import show_evidence
@@ -23,7 +23,11 @@ if TYPE_CHECKING:
 
 PANEL = "Questions"
 SHOWN = 60  # characters of the last question that is said again
-ENDINGS = {"length": " (its answer was cut)", "interrupted": " (its answer was stopped)"}
+ENDINGS = {
+    "length": " (its answer was cut)",
+    "loop": " (its answer repeated itself)",
+    "interrupted": " (its answer was stopped)",
+}
 HELP = f"""/evidence where the model looked for its last answer
 /tokens   how long document and conversation are
 /quit     end the chat (Ctrl-D does, too)
@@ -251,7 +255,7 @@ class _Chat:
             if not self._interactive:
                 raise KeyboardInterrupt
             run.reporter.note("(stopped; the answer stays as it is)")
-        say_cut(run, answer)
+        say_ended(run, answer)
         return answer
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 CONTEXT = 400  # characters shown before and behind a passage
 MAX_PARTS = 60  # files or sections marked on a strip; more would be a grey bar
+ENDINGS = {"length": "cut for its length", "loop": "ended where it began to repeat itself"}
 WIDTH, HEIGHT = 1000.0, 60.0
 
 
@@ -50,7 +51,7 @@ def _answer(document: Document, number: int, answer: Answer) -> dict[str, Any]:
         "id": f"a{number}",
         "question": answer.question,
         "text": answer.text,
-        "cut": answer.finish_reason == "length",
+        "ended": ENDINGS.get(answer.finish_reason),
         "stands_out": evidence is not None and evidence.stands_out,
         "coverage": None if coverage is None else coverage_text(coverage),
         "passages": [

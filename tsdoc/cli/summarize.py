@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from tsdoc.cli.answering import open_sources, say_cut, session_json
+from tsdoc.cli.answering import open_sources, say_ended, session_json
 from tsdoc.cli.arguments import require_sources
 from tsdoc.cli.command import command
 from tsdoc.cli.options import ANSWERING, Engine, Model, Reading, Sampling, Sources, Tuning
@@ -124,7 +124,7 @@ def _whole(run: Run, session: Session, summarizer: Summarizer) -> Summary:
     summary = summarizer.whole(writer.sentence)
     writer.end(summary)
     if summary.answer is not None:
-        say_cut(run, summary.answer)
+        say_ended(run, summary.answer)
     return summary
 
 

@@ -26,7 +26,7 @@ class Turn:
 
     Attributes:
         text: The answer.
-        finish_reason: "stop", "length" or "interrupted".
+        finish_reason: "stop", "length", "loop" or "interrupted".
         ids: The turn's tokens as they stand behind those of the turns before.
         evidence: What the model looked at; None where it was not looked for.
     """

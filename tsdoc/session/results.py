@@ -66,7 +66,10 @@ class Answer:
     """One answer; token counts as in the JSON output.
 
     Attributes:
+        finish_reason: "stop"; "length" when it was cut, "loop" when it said the same over and over,
+            "interrupted" by Ctrl-C.
         reread_tokens: Of the prompt's, those that repeat before the question what it looks at.
+        generated_tokens: With those that a loop repeated and `text` lacks.
         times_s: Seconds to the first token, for the rest of the answer, and for finding evidence.
             Those of the stages before are the session's.
         evidence: What the model looked at; None when it was not asked for.

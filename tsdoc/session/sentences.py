@@ -57,7 +57,7 @@ class Sentences:
     def add(self, text: str) -> None:
         """Takes the next piece."""
         self._rest += text
-        while not self.looped and (end := _sentence_end(self._rest)) is not None:
+        while not self.looped and (end := sentence_end(self._rest)) is not None:
             sentence, self._rest = self._rest[:end].strip(), self._rest[end:]
             self._pass_on(sentence)
         if not self.looped and self._repeats(words_of(self._rest)[:-1]):
@@ -108,8 +108,8 @@ class Repetitions:
         return admitted
 
 
-def _sentence_end(text: str) -> int | None:
-    """Where the first sentence of `text` ends, if that is certain yet."""
+def sentence_end(text: str) -> int | None:
+    """Returns where the first sentence of `text` ends, None while that is not certain."""
     for match in _END.finditer(text):
         before = text[max(match.end() - ABBREVIATION, 0) : match.end()]
         if match.group() == "\n" or not _NO_END.search(before):

@@ -180,7 +180,8 @@ class Session:
 
         Args:
             question: The question.
-            on_text: Receives the answer as it comes; StopAnswer from it ends the answer.
+            on_text: Receives the answer as it comes; StopAnswer from it ends the answer. What a
+                loop repeats is held back.
             tail: The conversation that the question goes on with; it grows by this turn. Ctrl-C
                 then ends the answer as it is, once it has begun.
             allowed: Restricts selection to these ranges of prompt positions (parts of the document)
@@ -214,7 +215,8 @@ class Session:
             allowed=None if allowed is None else [*allowed, (prompt_len, start + room)],
         )
         begun = time.perf_counter()
-        answer = Transcript(self.tokenizer, on_text)
+        stop_loops = self.settings.answer.stop_loops
+        answer = Transcript(self.tokenizer, on_text, stop_loops=stop_loops)
         # Further questions of this process reuse what the first one had to wait for.
         reused = kv.estimate.reused_tokens if self._num_answers == 0 else prompt_len
         ended = "stop"
@@ -225,11 +227,16 @@ class Session:
                 generation = engine.generate(pieces, ids, start, config)
                 for count, token in enumerate(generation, 1):
                     answer.add(count, token)
+                    if answer.looped:
+                        ended = "loop"
+                        break
+                answer.finish()
                 break
             except KeyboardInterrupt:
                 if tail is None or generation is None or not generation.tokens:
                     raise
                 ended = "interrupted"
+                answer.finish()
                 break
             except StopAnswer:
                 if generation is None:
@@ -247,7 +254,9 @@ class Session:
         if tail is not None:
             generation.keep()
             asked = list(generation.question[len(ids) - len(asked) :])
-            tail.append(asked + generation.tokens[: answer.num_tokens], piece, generation.end)
+            end = start + len(generation.question) + answer.num_tokens
+            said = generation.tokens[: answer.num_tokens]
+            tail.append(asked + said, piece, min(end, generation.end))
         total_s = time.perf_counter() - begun
         first_s = answer.first_token_at - begun if answer.num_tokens else total_s
         self._num_answers += 1

@@ -171,7 +171,7 @@ class Summarizer:
             max_new_tokens=self._max_new_tokens(words),
             reread=False,
         )
-        sentences.finish(cut=answer.finish_reason == "length")
+        sentences.finish(cut=answer.finish_reason != "stop")
         return Summary(
             sentences=tuple(cited),
             nearest=anchors.nearest(" ".join(sentences.said)),
