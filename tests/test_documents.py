@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ from tests.cli.test_help import ALL
 from tsdoc.cli.app import EPILOG
 from tsdoc.errors import TsdocError
 
-README = (Path(tsdoc.__file__).parents[1] / "README.md").read_text("utf-8")
+ROOT = Path(tsdoc.__file__).parents[1]
+README = (ROOT / "README.md").read_text("utf-8")
 
 
 def exit_codes() -> set[int]:
@@ -45,3 +47,11 @@ def test_the_readme_and_the_help_name_every_exit_code() -> None:
 def test_the_readme_names_the_schemas() -> None:
     assert "tsdoc/cli/SCHEMAS.md" in README
     assert (Path(tsdoc.__file__).parent / "cli" / "SCHEMAS.md").exists()
+
+
+def test_the_readme_installs_the_torch_that_the_package_asks_for() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    (wanted,) = [name for name in project["dependencies"] if re.match(r"torch\b", name)]
+    install = README.index("## Install and ask")
+    line = README.index(f'pip install "{wanted}" --index-url ', install)
+    assert line < README.index("pip install . ", install)  # or CUDA's libraries are there already
