@@ -19,9 +19,9 @@ from tsdoc.home import Home
 from tsdoc.ingest.options import IngestOptions
 from tsdoc.parallel.leader import Leader
 from tsdoc.progress import Silent
-from tsdoc.session import Session
+from tsdoc.session import Session, loading
 from tsdoc.session.tail import Tail
-from tsdoc.settings import Settings
+from tsdoc.settings import ParallelSettings, Settings
 
 QUESTION = "Which locker holds item 74?"
 
@@ -137,6 +137,28 @@ def test_what_a_process_complains_of_is_said(
     )
     with start(parallel={"tensor": 2}) as session, pytest.raises(RankError, match="TypeError"):
         session.ask(QUESTION, say_nothing)
+
+
+@pytest.mark.parametrize(("cores", "size", "warned"), [(1, 1, 0), (2, 2, 0), (2, 4, 1), (1, 2, 1)])
+def test_more_processes_than_cores_are_warned_of(
+    start: Callable[..., Session],
+    monkeypatch: pytest.MonkeyPatch,
+    cores: int,
+    size: int,
+    warned: int,
+) -> None:
+    monkeypatch.setattr(loading, "num_cpus", lambda: cores)
+    reporter = Recorder()
+    with start(reporter, parallel={"tensor": 2 if size > 1 else 1, "sequence": max(1, size // 2)}):
+        said = [warning for warning in reporter.warnings if warning[0] == "few_cores"]
+    assert len(said) == warned
+    assert all(f"{size} processes share {cores} core" in message for _, _, message in said)
+
+
+def test_a_gpu_has_no_need_of_cores() -> None:
+    reporter = Recorder()
+    loading.warn_of_few_cores(ParallelSettings(tensor=64, sequence=64), "cuda", reporter)
+    assert reporter.warnings == []
 
 
 def test_what_is_not_supported_is_refused(start: Callable[..., Session], home: Home) -> None:

@@ -13,9 +13,11 @@ from tsdoc.kernels.index_use import IndexConfig
 from tsdoc.models.config import ModelConfig
 from tsdoc.models.locate import LocatedModel
 from tsdoc.models.weights import open_weights, stored_sizes
+from tsdoc.progress import Reporter
 from tsdoc.session.calibration import num_cpus
 from tsdoc.settings import EngineSettings, ParallelSettings, SelectionSettings, Settings
 from tsdoc.store.key import KVShape
+from tsdoc.terminal import format_count
 
 if TYPE_CHECKING:
     import torch
@@ -62,6 +64,18 @@ def resolve_compute_dtype(settings: EngineSettings, model: LocatedModel, device:
     widened = sum(4 * count for count, bits in stored_sizes(model.directory) if bits < 32)
     fits = widened + MEMORY_MARGIN <= psutil.virtual_memory().total // 2
     return "float32" if fits else "bfloat16"
+
+
+def warn_of_few_cores(parallel: ParallelSettings, device: Device, reporter: Reporter) -> None:
+    """Warns where several ranks would have to share a core of the CPU."""
+    cores = num_cpus()
+    if device == "cpu" and parallel.size > cores:
+        reporter.warn(
+            "few_cores",
+            "--parallel",
+            f"{parallel.size} processes share {format_count(cores, 'core')} and take turns; "
+            f"at most {cores} are of use",
+        )
 
 
 def load_model(

@@ -14,7 +14,13 @@ from tsdoc.models.converted import list_converted
 from tsdoc.models.locate import LocatedModel, locate_model
 from tsdoc.progress import Reporter
 from tsdoc.session.calibration import Calibration, num_cpus
-from tsdoc.session.loading import LoadedModel, build_engine, kv_shape, load_model
+from tsdoc.session.loading import (
+    LoadedModel,
+    build_engine,
+    kv_shape,
+    load_model,
+    warn_of_few_cores,
+)
 from tsdoc.session.prefill import Prefill
 from tsdoc.settings import ModelSettings, SelectionSettings, Settings
 from tsdoc.store import PAGE_SIZE, EntryInfo, ModelKey, Store
@@ -173,6 +179,7 @@ class Repairer:
 
         def make(max_tokens: int) -> Engine:
             if name not in self._loaded:
+                warn_of_few_cores(self.settings.parallel, device, self.reporter)
                 self._loaded[name] = load_model(
                     model, engine, key.compute_dtype, device, self.settings.parallel
                 )

@@ -24,7 +24,13 @@ from tsdoc.session.calibration import Calibration, num_cpus
 from tsdoc.session.engines import Engines
 from tsdoc.session.indexing import prepare_index
 from tsdoc.session.limits import check_length
-from tsdoc.session.loading import kv_shape, reread_tokens, resolve_compute_dtype, uses_index
+from tsdoc.session.loading import (
+    kv_shape,
+    reread_tokens,
+    resolve_compute_dtype,
+    uses_index,
+    warn_of_few_cores,
+)
 from tsdoc.session.prefill import Prefill, PromptKV
 from tsdoc.session.results import Answer, Estimate, Prepared
 from tsdoc.session.tail import Tail
@@ -81,6 +87,7 @@ class Session:
         config, settings = self.model.config, self.settings
         self._device = resolve_device(settings.engine.device)
         check_parallel(settings.parallel, config, settings.selection, self._device)
+        warn_of_few_cores(settings.parallel, self._device, self.reporter)
         key = ModelKey(
             model=self.model.fingerprint,
             rope=repr(config.rope),
