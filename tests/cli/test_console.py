@@ -201,6 +201,17 @@ def test_plain_progress_comes_every_30_s() -> None:
     assert lines[0] == ("prefill: 3,000 of 10,000 tokens, 30 %, 100/s, 70 s left")
 
 
+def test_plain_progress_comes_every_30_s_where_stages_are_shorter() -> None:
+    terminal, _, stderr = screen()
+    clock = Clock()
+    reporter = ConsoleReporter(terminal, quiet=False, clock=clock)
+    for number in range(9):
+        reporter.start(f"stage {number}", None, "steps")
+        clock.now += 10
+        reporter.finish()
+    assert stderr.getvalue().splitlines() == ["stage 3 …", "stage 6 …"]
+
+
 def test_what_a_resumed_stage_finds_done_does_not_count_as_speed() -> None:
     stage = Stage("prefill", 100_000, "tokens", now=0.0)
     stage.advance(50_000, now=0.1)

@@ -10,6 +10,7 @@ import pytest
 from tests.cli.conftest import Cli, FakeServices
 from tsdoc.profile.request import ProfileRequest
 from tsdoc.profile.results import (
+    ABOVE_CEILINGS,
     Block,
     Ceilings,
     DecodeRun,
@@ -145,6 +146,21 @@ def test_the_table_fits_80_columns(cli: Cli, asked: list[dict[str, Any]]) -> Non
         assert words in text, words
     assert "\x1b" not in text
     assert r"Small\x1b[31m" in text
+
+
+def test_a_share_above_100_percent_is_explained(
+    cli: Cli, services: FakeServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shown(ratio: float) -> str:
+        kept = Kept(num_bytes=10**9, write_s=1.0, disk_bytes_per_s=1e9 / ratio, open_s=0.1)
+        report = make_report(kept=kept)
+        monkeypatch.setattr(services, "profile", lambda *args, **options: report, raising=False)
+        result = cli("profile", terminal=True)
+        assert max(map(len, result.stdout.splitlines())) <= 80
+        return " ".join(result.stdout.split())
+
+    assert ABOVE_CEILINGS in shown(1.2)
+    assert ABOVE_CEILINGS not in shown(1.004)  # shown as 100 %
 
 
 def test_json_has_every_figure(cli: Cli, asked: list[dict[str, Any]]) -> None:

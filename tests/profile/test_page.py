@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
 from tests.cli.test_profile import make_report
 from tsdoc.profile.page import profile_page
+from tsdoc.profile.results import ABOVE_CEILINGS
 
 HOSTILE = "</script><script>alert(1)</script>\u2028"
 
@@ -22,6 +24,12 @@ def test_every_part_is_there() -> None:
     ):  # fmt: skip
         assert words in page, words
     assert page.count("<svg") >= 9
+
+
+def test_a_share_above_the_ceiling_is_explained() -> None:
+    assert ABOVE_CEILINGS not in profile_page(make_report())
+    above = [replace(kernel, floor_s=13.0) for kernel in make_report().kernels]
+    assert ABOVE_CEILINGS in profile_page(make_report(kernels=tuple(above)))
 
 
 @pytest.mark.parametrize("field", ["model", "source", "command"])

@@ -107,8 +107,9 @@ def test_stages_are_reported(whole: Whole) -> None:
     for stage in ("prefill", "decode", "writing K and V", "full attention", "a new process"):
         assert any(stage in said for said in stages), stage
     assert whole[1].warnings == []
-    (note,) = whole[1].notes
-    assert note.startswith("prefill of 1,000 tokens: about 0 min")
+    prefill, full = whole[1].notes
+    assert prefill.startswith("prefill of 1,000 tokens: about 0 min")
+    assert full.startswith("full attention over 1,000 tokens: about ")
 
 
 def run_in(home: Path, **arguments: object) -> tuple[Report, Recorder]:

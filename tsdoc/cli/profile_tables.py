@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from tsdoc.cli.console import Terminal
 from tsdoc.cli.tables import Column
+from tsdoc.cli.wrapping import word_wrapped
 from tsdoc.profile.results import DecodeRun, Report, SweepRow
 from tsdoc.report.numbers import percent_text, scaled_text, seconds_text, three, times_text
 
@@ -22,9 +23,11 @@ def show_report(terminal: Terminal, report: Report) -> None:
             terminal.line()
             terminal.line(title)
             terminal.table(columns, rows)
-    for note in report.notes:
+    above = report.above_ceilings
+    for note in [*([above] if above else []), *report.notes]:
         terminal.line()
-        terminal.line(note)
+        for line in word_wrapped(note, terminal.columns):
+            terminal.line(line)
 
 
 def _heading(report: Report) -> str:

@@ -81,7 +81,7 @@ class ConsoleReporter:
     """Implements `tsdoc.progress.Reporter` on stderr.
 
     On a terminal one line is redrawn and vanishes at the end of its stage; elsewhere a plain line
-    comes every 30 s. `quiet` leaves warnings and questions.
+    comes every 30 s, also where stages are shorter. `quiet` leaves warnings and questions.
 
     Attributes:
         warnings: What was warned of so far.
@@ -99,13 +99,12 @@ class ConsoleReporter:
         self._quiet = quiet
         self._clock = clock
         self._live: Live | None = None
-        self._last_line = 0.0
+        self._last_line = clock()
 
     def start(self, stage: str, total: int | None, unit: str) -> None:
         """A stage begins; a stage that was left open ends."""
         self.finish()
         self.stage = Stage(stage, total, unit, now=self._clock())
-        self._last_line = self.stage.started
         if unit == "tokens":
             self.prefill = self.stage
         if self._terminal.animated and not self._quiet:
@@ -121,6 +120,15 @@ class ConsoleReporter:
                 redirect_stderr=False,
             )
             self._live.start()
+        elif self._line_is_due(self.stage.started):
+            self._terminal.say(f"{stage} …")
+
+    def _line_is_due(self, now: float) -> bool:
+        """Whether it is time for a line where none is redrawn; if so, the next one is counted."""
+        due = self._live is None and not self._quiet and now - self._last_line >= LINE_EVERY_S
+        if due:
+            self._last_line = now
+        return due
 
     def advance(self, done: int) -> None:
         """`done` units of the stage are finished."""
@@ -128,9 +136,7 @@ class ConsoleReporter:
             return
         now = self._clock()
         self.stage.advance(done, now=now)
-        due = now - self._last_line >= LINE_EVERY_S and done != self.stage.total
-        if self._live is None and not self._quiet and due:
-            self._last_line = now
+        if done != self.stage.total and self._line_is_due(now):
             self._terminal.say(f"{self.stage.name}: {self.stage.describe(now=now)}")
 
     def finish(self) -> None:

@@ -8,6 +8,7 @@ from itertools import chain, zip_longest
 
 from rich.cells import cell_len, chop_cells, set_cell_size
 
+from tsdoc.cli.wrapping import word_wrapped
 from tsdoc.terminal import visible_line
 
 GAP = "  "
@@ -115,14 +116,8 @@ def _padded(cell: str, width: int, *, right: bool) -> str:
 
 def _wrapped(cell: str, width: int) -> list[str]:
     """Returns a cell in lines, cut between words; a word that is longer than a line, anywhere."""
-    lines: list[str] = []
-    for word in cell.split(" "):
-        joined = f"{lines[-1]} {word}" if lines else word
-        if lines and cell_len(joined) <= width:
-            lines[-1] = joined
-        else:
-            lines += chop_cells(word, width) or [""]
-    return lines
+    lines = word_wrapped(cell, width)
+    return [piece for line in lines for piece in chop_cells(line, width) or [""]]
 
 
 def _cut(cell: str, width: int) -> str:

@@ -14,6 +14,8 @@ from tsdoc.kernels.full_attention import full_attention
 from tsdoc.profile.bench import Bench, covering
 from tsdoc.profile.decode import LIMIT_S, measure_decode
 from tsdoc.profile.results import DecodeRun, Full, Kernel, PrefillResult
+from tsdoc.progress import Reporter
+from tsdoc.terminal import format_count, format_duration
 
 RUN_LIMIT_S = 60.0  # predicted; longer prefills are estimated
 CPU_TOKENS = 65_536  # longest that is measured on a CPU
@@ -23,16 +25,25 @@ STEPS = 12
 
 
 def compare_full(
-    bench: Bench, prefill: PrefillResult, decode: DecodeRun, kernels: list[Kernel]
+    bench: Bench,
+    prefill: PrefillResult,
+    decode: DecodeRun,
+    kernels: list[Kernel],
+    reporter: Reporter,
 ) -> Full:
-    """Sets full attention beside a prefill and the decode run that selects on every step."""
+    """Sets full attention beside a prefill and the decode run that selects on every step.
+
+    Says how long it is going to take where it is run.
+    """
     samples = _samples(bench)
     linear_s = next(k.seconds for k in kernels if (k.phase, k.name) == ("decode", "linear layers"))
     attention_s = _sum_over_chunks(bench, samples)
     prefill_s = prefill.parts_s["linear"] + prefill.parts_s["store"] + attention_s
     one_s = _one_query(bench) * bench.prompt.config.num_layers
     decode_ms = 1e3 * (linear_s + one_s)
-    measured = _run(bench) if bench.device == "cpu" and prefill_s < RUN_LIMIT_S else None
+    measured = None
+    if bench.device == "cpu" and prefill_s < RUN_LIMIT_S:
+        measured = _run(bench, prefill_s, reporter)
     if measured is not None:
         prefill_s, decode_ms = measured
         method = "The same engine was run with a budget that covers the whole prompt."
@@ -53,14 +64,17 @@ def compare_full(
     )
 
 
-def _run(bench: Bench) -> tuple[float, float] | None:
+def _run(bench: Bench, predicted_s: float, reporter: Reporter) -> tuple[float, float] | None:
     """Prefill seconds and decode milliseconds of the engine; None beyond the model's window."""
     try:
         engine = bench.engine(covering(bench.selection, bench.num_tokens))
     except UsageError:
         return None
+    tokens = format_count(bench.num_tokens, "token")
+    reporter.note(f"full attention over {tokens}: about {format_duration(predicted_s)}")
+    reporter.start("full attention", bench.num_tokens, "tokens")
     begun = time.perf_counter()
-    bench.prefill(engine, bench.num_tokens)
+    bench.prefill(engine, bench.num_tokens, on_block=reporter.advance)
     seconds = time.perf_counter() - begun
     return seconds, _step_ms(bench, engine)
 

@@ -43,6 +43,7 @@ def profile_page(report: Report) -> str:
         theta=theta_figures(report),
         roofline=roofline_figure(report),
         kernel_rows=_kernel_rows(report),
+        above_ceilings=report.above_ceilings,
         full=full_figure(report),
         chunk=chunk_figure(report),
         sweeps=sweep_figures(report),

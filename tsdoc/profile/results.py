@@ -12,6 +12,13 @@ PARTS = ("linear", "selection", "attention", "store", "other")
 SweepOption = Literal["top_k", "theta", "chunk"]
 
 
+ABOVE_CEILINGS = (
+    "More than 100 %: ceilings are measured with a copy and a product that no processor cache "
+    "holds, and with one large file. Work that finds its data in a cache can be faster, and rates "
+    "change while other work runs."
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
     """Where it was measured; `gpu` and its memory are None on a CPU."""
@@ -247,6 +254,13 @@ class Report:
     full: Full | None = None
     sweeps: tuple[SweepRow, ...] = ()
     notes: tuple[str, ...] = field(default=())
+
+    @property
+    def above_ceilings(self) -> str | None:
+        """Says how a share can be more than 100 %, where one is shown that is."""
+        shares = [kernel.share for kernel in self.kernels]
+        shares += [self.kept.ratio] if self.kept is not None else []
+        return ABOVE_CEILINGS if any(share >= 1.005 for share in shares) else None
 
     @property
     def first_token_cold_s(self) -> float:

@@ -204,7 +204,7 @@ def _measure(
     full = None
     if request.compare_full:
         with _stage(reporter, "full attention"):
-            full = compare_full(bench, prefill, decode[0], kernels)
+            full = compare_full(bench, prefill, decode[0], kernels, reporter)
             if full.measured and request.sweeps:  # K and V of the sweeps are the selection's again
                 bench.prefill(bench.engine(), bench.num_tokens)
     sweeps: list[SweepRow] = []
