@@ -224,8 +224,12 @@ class FakeSummarizer:
         text, line = self.behaviour.part_text, self.behaviour.part_line
         return self._summary(*([(text.format(part.title), line)] if text else []))
 
-    def of_summaries(self, parts: Sequence[tuple[Part, Summary]]) -> Summary:
-        return self._summary((f"It has {len(parts)} parts.", None))
+    def of_summaries(
+        self, parts: Sequence[tuple[Part, Summary]], on_sentence: Callable[[CitedSentence], None]
+    ) -> Summary:
+        summary = self._summary((f"It has {len(parts)} parts.", None))
+        on_sentence(summary.sentences[0])
+        return summary
 
 
 class FakeServices(Services):

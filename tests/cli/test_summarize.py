@@ -123,6 +123,14 @@ def test_a_part_without_a_citation_has_the_nearest_place_or_its_own_range(
     assert "Three is new. [somewhere in big.txt:21-30]\n" in ranges
 
 
+@pytest.mark.parametrize("args", [(), ("--by", "section"), ("--json",), ("--json", "--by", "file")])
+def test_a_summary_that_was_cut_is_marked(
+    cli: Cli, services: FakeServices, args: tuple[str, ...]
+) -> None:
+    services.finish_reason = "length"
+    assert cli("summarize", "a.txt", *args).stderr.count("warning: the answer was cut") == 1
+
+
 def test_a_part_of_which_nothing_was_said_is_no_empty_heading(
     cli: Cli, services: FakeServices
 ) -> None:

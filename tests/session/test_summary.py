@@ -233,6 +233,10 @@ def book(tmp_path: Path) -> Path:
     return path
 
 
+def ignore(sentence: CitedSentence) -> None:
+    pass
+
+
 def summarise(
     start: Start, book: Path, **groups: dict[str, object]
 ) -> tuple[list[Summary], Summary]:
@@ -244,7 +248,7 @@ def summarise(
         for part in parts:
             kept = summarizer.kept_part(part)
             done.append(kept or summarizer.part(part))
-        return done, summarizer.of_summaries(list(zip(parts, done, strict=True)))
+        return done, summarizer.of_summaries(list(zip(parts, done, strict=True)), ignore)
 
 
 def test_parts_are_kept_for_the_next_run(start: Start, home: Home, book: Path) -> None:
@@ -307,7 +311,7 @@ def test_the_summary_of_summaries_reads_them_and_not_the_document(start: Start, 
         parts = split_document(session.document, session.prompt, "section")
         made = [cited(f"Sum {part.title}.") for part in parts]
         summary = Summarizer(session, "short", max_new_tokens=8).of_summaries(
-            list(zip(parts, made, strict=True))
+            list(zip(parts, made, strict=True)), ignore
         )
     assert summary.answer is not None
     assert "Chapter 2: Sum Chapter 2." in summary.answer.question

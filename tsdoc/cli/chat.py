@@ -32,8 +32,9 @@ HELP = f"""/evidence where the model looked for its last answer
 /tokens   how long document and conversation are
 /quit     end the chat (Ctrl-D does, too)
 /help     this text
-Ctrl-C stops an answer. A line that ends in \\ goes on in the next one; a question of many lines
-stands between two lines of {FENCE}"""
+Ctrl-C stops an answer.
+A line that ends in \\ goes on in the next one.
+A question of many lines stands between two lines of {FENCE}"""
 
 Name = Annotated[
     str | None,

@@ -119,8 +119,7 @@ def summarize(
 def _whole(run: Run, session: Session, summarizer: Summarizer) -> Summary:
     """Summarises in one pass and shows the sentences as they come."""
     writer = _Markdown(run)
-    if not run.output.json:
-        writer.heading(1, f"Summary of {session.document.name}")
+    writer.heading(1, f"Summary of {session.document.name}")
     summary = summarizer.whole(writer.sentence)
     writer.end(summary)
     if summary.answer is not None:
@@ -187,27 +186,38 @@ class _PartByPart:
 def _of_parts(
     run: Run, session: Session, summarizer: Summarizer, parts: Sequence[tuple[Part, Summary]]
 ) -> Summary:
-    """Summarises the summaries and shows everything."""
+    """Summarises the summaries, shows the sentences as they come, and the parts below."""
+    writer = _Markdown(run)
+    writer.heading(1, f"Summary of {session.document.name}")
+    run.reporter.start("summarise the summaries", None, "tokens")
+
+    def show(sentence: CitedSentence) -> None:
+        run.reporter.finish()
+        writer.sentence(sentence)
+
+    summary = summarizer.of_summaries(parts, show)
+    run.reporter.finish()
+    writer.end(summary)
+    if not run.output.json:
+        _show_parts(run, writer, summary, parts)
+    if summary.answer is not None:
+        say_ended(run, summary.answer)
+    return summary
+
+
+def _show_parts(
+    run: Run, writer: _Markdown, summary: Summary, parts: Sequence[tuple[Part, Summary]]
+) -> None:
+    """Shows the parts below the summary of them all, without what was said twice by then."""
     from tsdoc.session.summary import without_repetitions
 
-    run.reporter.start("summarise the summaries", None, "tokens")
-    summary = summarizer.of_summaries(parts)
-    run.reporter.finish()
-    if run.output.json:
-        return summary
-    writer = _Markdown(run)
     shown = without_repetitions([summary, *(s for _, s in parts)])
-    writer.heading(1, f"Summary of {session.document.name}")
-    for sentence in shown[0]:
-        writer.sentence(sentence)
-    writer.end(summary)
     for (part, made), sentences in zip(parts, shown[1:], strict=True):
         run.terminal.line()
         writer.heading(2, f"{part.title} ({part.where})")
         for sentence in sentences:
             writer.sentence(sentence)
         writer.end(made, within=part.where)
-    return summary
 
 
 class _Markdown:
@@ -220,6 +230,8 @@ class _Markdown:
 
     def heading(self, level: int, text: str) -> None:
         """Writes a heading and the empty line behind it."""
+        if self._run.output.json:
+            return
         self._run.terminal.stream(f"{'#' * level} {visible_line(text)}\n\n")
 
     def sentence(self, sentence: CitedSentence) -> None:

@@ -132,13 +132,15 @@ class Summarizer:
             self._kept.save(self._key(part), value)
         return summary
 
-    def of_summaries(self, parts: Sequence[tuple[Part, Summary]]) -> Summary:
-        """Summarises the document from the summaries of its parts alone."""
+    def of_summaries(
+        self, parts: Sequence[tuple[Part, Summary]], on_sentence: Callable[[CitedSentence], None]
+    ) -> Summary:
+        """Summarises the document from the summaries of its parts alone; see `whole`."""
         words = WORDS_OF_WHOLE[self._length]
         lines = [f"{part.title}: {summary.text}" for part, summary in parts]
         question = OF_SUMMARIES.format(summaries="\n\n".join(lines), words=words)
         anchors = self._anchors((0, len(self._session.document.sections)))
-        return self._ask(question, words, anchors, [], _ignore)
+        return self._ask(question, words, anchors, [], on_sentence)
 
     def _anchors(self, sections: tuple[int, int]) -> Anchors:
         return Anchors(self._session.document, self._session.prompt.map, sections)
