@@ -6,8 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from tsdoc.cli.arguments import LAST_PAGE, Request, find_password, parse_pages, parse_request
+from tsdoc.cli.arguments import (
+    Request,
+    find_password,
+    parse_pages,
+    parse_request,
+    parse_size,
+)
 from tsdoc.errors import UsageError
+from tsdoc.ingest.options import LAST_PAGE
 
 
 def request(*positionals: str, questions: tuple[str, ...] = (), file: str | None = None) -> Request:
@@ -135,3 +142,17 @@ def test_two_passwords_or_an_unreadable_file(tmp_path: Path) -> None:
         find_password(file="x", option="y", environment={})
     with pytest.raises(UsageError, match="No such file"):
         find_password(file=str(tmp_path / "none"), option=None, environment={})
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("0", 0), ("1500", 1500), ("10GB", 10**10), ("1.5 MB", 1_500_000), ("3k", 3000), ("7b", 7)],
+)
+def test_sizes_are_written_as_they_are_shown(text: str, size: int) -> None:
+    assert parse_size(text, option="--max-bytes") == size
+
+
+@pytest.mark.parametrize("text", ["", "GB", "-1", "1e9", "10 XB", "1,000", "2GiB", "٣"])
+def test_what_is_no_size_is_a_usage_error(text: str) -> None:
+    with pytest.raises(UsageError, match="is no size"):
+        parse_size(text, option="--max-bytes")

@@ -214,3 +214,22 @@ def test_a_wrong_value_is_shown_as_it_is_written(cli: Cli, assignment: str, word
     result = cli("config", "show", "--set", assignment)
     assert result.code == 2
     assert words in result.stderr
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_config_show_cuts_nothing(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    file = tmp_path / "config" / "tsdoc" / "config.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text("answer: {seed: 1}\n")
+    shown = cli("config", "show", "--profile", "embedded", terminal=True).stdout
+    assert "…" not in shown
+    assert max(map(len, shown.splitlines())) <= width
+    lines = shown.splitlines()
+    seed = next(number for number, line in enumerate(lines) if line.startswith("answer.seed"))
+    origin = "".join(line[lines[0].index("origin") :] for line in lines[seed:])
+    assert str(file) in origin
+    rows = {line.split()[0]: line.split(maxsplit=1)[1] for line in lines if line[0] != " "}
+    assert rows["model.wheels"].startswith("6 items; --json")

@@ -125,3 +125,10 @@ def test_hostile_text_in_an_error_is_made_visible(cli: Cli, services: FakeServic
     fail_with(services, errors.InputError("bad", where="\x1b]0;x\x07[red]\u202e.txt"))
     result = cli("ask", "a.txt", "Who?", "--quiet")
     assert result.stderr.splitlines()[-1] == "tsdoc: \\x1b]0;x\\x07[red]\\u202e.txt: bad"
+
+
+@pytest.mark.parametrize("option", ["--compare", "--sweep"])
+def test_a_choice_that_there_is_not_is_refused_in_plain_words(cli: Cli, option: str) -> None:
+    result = cli("profile", option, "half")
+    assert result.code == 2
+    assert f"Invalid value for '{option}': 'half' is not one of " in result.stderr

@@ -10,7 +10,9 @@ import pytest
 from tests.cli.conftest import Cli, FakeServices
 from tests.store.synthetic import BLOCK, KEY, SHAPE, make_ids, make_key, prefill
 from tsdoc.cli.services import Services
+from tsdoc.errors import UsageError
 from tsdoc.models.config import RopeConfig
+from tsdoc.progress import Silent
 from tsdoc.session.calibration import Calibration
 from tsdoc.session.repairing import Repaired
 from tsdoc.store import Store
@@ -47,6 +49,13 @@ def test_models_get_says_where_the_model_lies(cli: Cli) -> None:
     assert "Download tiny?" in result.stderr
     value = cli("models", "get", "tiny", "--json").json()
     assert (value["schema"], value["directory"]) == ("tsdoc.models.get/1", "/models/tiny")
+
+
+def test_models_get_refuses_what_there_is_not_before_it_looks_for_it(
+    services: FakeServices,
+) -> None:
+    with pytest.raises(UsageError, match="neither a profile nor a path"):
+        Services().get_model("tinny", home=services.home(), offline=True, reporter=Silent())
 
 
 def test_profiles_list(cli: Cli) -> None:
@@ -172,7 +181,8 @@ def test_removing_everything_is_asked_on_a_terminal(cli: Cli, typed: str, left: 
 
 def test_cache_remove_needs_ids_or_all_and_knows_them(cli: Cli, entries: list[str]) -> None:
     assert cli("cache", "remove").code == 2
-    assert cli("cache", "remove", entries[0], "--all").code == 2
+    result = cli("cache", "remove", entries[0], "--all")
+    assert (result.code, "none can be named beside it" in result.stderr) == (2, True)
     assert cli("cache", "remove", "zzz").code == 2
     assert cli("cache", "remove", "").code == 2
     assert len(cli("cache", "list", "--json").json()["entries"]) == 2
@@ -268,6 +278,8 @@ def test_a_model_key_is_shown_as_people_read_it(cli: Cli, services: FakeServices
 @pytest.mark.usefixtures("entries")
 def test_cache_prune(cli: Cli) -> None:
     assert cli("cache", "prune").stdout == "removed 0 entries, 0 B\n"
+    assert cli("cache", "prune", "--max-bytes", "1 GB").stdout == "removed 0 entries, 0 B\n"
+    assert cli("cache", "prune", "--max-bytes", "much").code == 2
     value = cli("cache", "prune", "--max-bytes", "0", "--json").json()
     assert len(value["removed"]) == 2
     assert cli("cache", "list", "--json").json()["entries"] == []

@@ -79,8 +79,14 @@ def test_text_wraps_between_words_where_it_may() -> None:
 
 
 def test_words_stay_whole_unless_they_are_longer_than_any() -> None:
+    columns = [Column(title="kind", shrinks=True), Column(title="value", wraps=True)]
+    rows = [("a kind of thing", "unofficial copy"), ("two", "f" * 40)]
+    lines = table_lines(columns, rows, width=22)
+    assert lines[1:3] == ["a kind of…  unofficial", "            copy"]
+    assert "".join(line[12:] for line in lines[3:]) == "f" * 40
+
+
+def test_a_table_fits_where_words_do_not() -> None:
     columns = [Column(title="name"), Column(title="value", wraps=True)]
-    rows = [("one", "unofficial"), ("two", "f" * 40)]
-    lines = table_lines(columns, rows, width=12)
-    assert lines[1] == "one   unofficial"
-    assert "".join(line[6:] for line in lines[2:]) == "f" * 40
+    lines = table_lines(columns, [("one", "unofficial")], width=14)
+    assert lines[1:] == ["one   unoffici", "      al"]

@@ -10,6 +10,7 @@ import pytest
 
 from tests.ingest.making import lines, make_pdf, read, texts, whole
 from tsdoc.errors import InputError, PartialInputError
+from tsdoc.ingest.options import LAST_PAGE
 from tsdoc.ingest.pdf import name_pages, place_outline
 from tsdoc.ingest.pdf_quality import badness
 from tsdoc.ingest.pdf_words import fold, join_hyphens
@@ -83,6 +84,8 @@ def test_page_ranges_are_physical_pages(pdf: Path) -> None:
     assert document.locate(1, 0).page == 4
     with pytest.raises(InputError, match=r"has 4 pages, none of those asked for \(7-8\)"):
         read(pdf, pages=((7, 8),))
+    with pytest.raises(InputError, match=r"none of those asked for \(7, 9-\)"):
+        read(pdf, pages=((7, 7), (9, LAST_PAGE)))
 
 
 def test_pages_without_text_are_named_and_blank_ones_are_not(pdf: Path) -> None:

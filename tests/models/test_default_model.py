@@ -78,7 +78,7 @@ def test_use_refuses_what_does_not_exist(home: Home) -> None:
     with pytest.raises(UsageError, match="neither a profile nor a path") as caught:
         set_default(home, "tinny")
     assert caught.value.hint is not None
-    assert "tiny" in caught.value.hint
+    assert caught.value.hint.startswith("Did you mean tiny? ")
     with pytest.raises(ModelError, match="must be written hf:ORG/NAME"):
         set_default(home, "hf:only-one-part")
 

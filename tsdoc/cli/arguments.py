@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tsdoc.errors import UsageError
+from tsdoc.ingest.options import LAST_PAGE
 
 PASSWORD_VARIABLE = "TSDOC_PASSWORD"  # noqa: S105 - the name of a variable, not a secret
 MAX_QUESTIONS_BYTES = 1_000_000
 STDIN = "-"
-LAST_PAGE = 10**9
 _COMMENT = re.compile(r"\s*#+(\s|$)")
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
@@ -103,6 +103,20 @@ def parse_pages(text: str) -> tuple[tuple[int, int], ...]:
         UsageError: not such a list, or a range that runs backwards.
     """
     return tuple(_parse_range(part.strip(), text) for part in text.split(","))
+
+
+def parse_size(text: str, *, option: str) -> int:
+    """Parses a size as it is shown, "10 GB", or in bytes, "10000000000".
+
+    Raises:
+        UsageError: it is none.
+    """
+    match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,3})?)\s*([kMGT]?)B?", text.strip(), re.I | re.A)
+    if match is None:
+        raise UsageError(
+            f"{text!r} is no size", where=option, hint="Write bytes, or for example 500MB or 10GB."
+        )
+    return int(float(match[1]) * 1000 ** " kmgt".index(match[2].lower() or " "))
 
 
 def find_password(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tsdoc.cli.arguments import parse_size
 from tsdoc.cli.command import add_group, command
 from tsdoc.cli.entries import (
     ID_SHOWN,
@@ -45,9 +46,11 @@ EntryId = Annotated[
 ]
 All = Annotated[bool, typer.Option("--all", help="All entries.")]
 MaxBytes = Annotated[
-    int | None,
+    str | None,
     typer.Option(
-        "--max-bytes", metavar="BYTES", min=0, help="Keep at most this; default: store.max_bytes."
+        "--max-bytes",
+        metavar="SIZE",
+        help="Keep at most this, 500MB or 10GB for example; default: store.max_bytes.",
     ),
 ]
 
@@ -81,7 +84,7 @@ def add_commands(app: typer.Typer) -> None:
         group,
         name="prune",
         usage="[OPTIONS]",
-        examples=[("Keep the last used 10 GB", "tsdoc cache prune --max-bytes 10000000000")],
+        examples=[("Keep the last used 10 GB", "tsdoc cache prune --max-bytes 10GB")],
     )(cache_prune)
     command(
         group,
@@ -146,8 +149,10 @@ def cache_remove(run: Run, entry_ids: Ids = None, everything: All = False) -> No
     """Remove entries, and the text that was read for them."""
     store = open_store(run)
     if everything == bool(entry_ids):
+        message = "say what to remove: entries, or --all"
         raise UsageError(
-            "give the ids of entries, or --all", hint="`tsdoc cache list` shows the ids."
+            "--all removes every entry, so none can be named beside it" if everything else message,
+            hint="`tsdoc cache list` shows the entries.",
         )
     entries = named_entries(store, entry_ids)
     freed = 0
@@ -164,9 +169,10 @@ def cache_remove(run: Run, entry_ids: Ids = None, everything: All = False) -> No
 
 def cache_prune(run: Run, max_bytes: MaxBytes = None, *, tuning: Tuning) -> None:
     """Remove what was used longest ago until the rest fits the budget."""
+    limit = None if max_bytes is None else parse_size(max_bytes, option="--max-bytes")
     settings = run.settings(tuning).settings
     store = open_store(run, max_bytes=settings.store.max_bytes)
-    gone = store.prune(max_bytes)
+    gone = store.prune(limit)
     remove_orphaned_records(run, store)
     freed = sum(entry.exclusive_bytes for entry in gone)
     rates = run.services.prefill_rates(run.services.home())

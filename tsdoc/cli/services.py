@@ -225,9 +225,10 @@ class Services:
         self, name: str, *, home: Home, offline: bool, reporter: Reporter
     ) -> LocatedModel:
         """Fetches and converts a model; `name` is a profile or a source."""
-        from tsdoc.models.default_model import settings_of
+        from tsdoc.models.default_model import check_model_name, settings_of
         from tsdoc.models.locate import locate_model
 
+        check_model_name(name)
         return locate_model(
             settings_of(name),
             home,

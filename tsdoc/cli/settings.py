@@ -9,6 +9,7 @@ import typer
 from tsdoc.cli.command import add_group, command
 from tsdoc.cli.options import Engine, Model, Sampling, Tuning
 from tsdoc.cli.run import Run
+from tsdoc.terminal import format_count
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -51,16 +52,20 @@ def config_show(
         return
     from tsdoc.cli.tables import Column
 
-    rows = [
-        (key, value if isinstance(value, str) else json.dumps(value), origin)
-        for key, value, origin in resolved.rows()
-    ]
+    rows = [(key, _shown(value), origin) for key, value, origin in resolved.rows()]
     columns = [
         Column(title="setting"),
-        Column(title="value", shrinks=True, max_width=60),
-        Column(title="origin", shrinks=True),
+        Column(title="value", wraps=True),
+        Column(title="origin", wraps=True),
     ]
     run.terminal.table(columns, rows)
     found = "read" if path.exists() else "not there"
     run.reporter.note(f"config file: {path} ({found})")
     run.reporter.note(f"home: {run.services.home().root}")
+
+
+def _shown(value: object) -> str:
+    """Returns a value as --set takes it; of a group or a list only how much it holds."""
+    if isinstance(value, list | dict) and value:
+        return f"{format_count(len(value), 'item')}; --json shows them"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

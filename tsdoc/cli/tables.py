@@ -104,6 +104,8 @@ def _shrink(columns: Sequence[Column], widths: list[int], least: Sequence[int], 
     order = [n for n, column in enumerate(columns) if column.shrinks or column.wraps]
     order.sort(key=lambda number: widths[number])
     left = width - sum(w for n, w in enumerate(widths) if n not in order)
+    if sum(least[number] for number in order) > left:  # words cannot all stay whole
+        least = [MIN_SHRUNK] * len(columns)
     for count, number in zip(range(len(order), 0, -1), order, strict=True):
         widths[number] = min(widths[number], max(left // count, least[number]))
         left -= widths[number]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 MIB = 1024 * 1024
+LAST_PAGE = 10**9  # stands for the end of a document of any length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +44,8 @@ class IngestOptions:
     """What is read of the sources.
 
     Attributes:
-        pages: Physical document pages to read as inclusive (first, last) pairs; None is all.
+        pages: Physical document pages to read as inclusive (first, last) pairs, an open end being
+            LAST_PAGE; None is all.
             Concerns files that have pages; others are read whole.
         section: Read only sections with this heading (case and spacing do not matter; a part of
             the heading suffices where no heading equals it), with what lies below them.

@@ -12,7 +12,7 @@ from tsdoc.ingest.document import PageStart
 from tsdoc.ingest.extract import Extract, Part, Problem, say_problems, starts_within
 from tsdoc.ingest.frames import Message
 from tsdoc.ingest.headings import MAX_DEPTH, Heading, split_at
-from tsdoc.ingest.options import IngestOptions
+from tsdoc.ingest.options import LAST_PAGE, IngestOptions
 from tsdoc.ingest.pdf_quality import num_private
 from tsdoc.ingest.pdf_words import fold, join_hyphens
 from tsdoc.ingest.worker import Reading, Worker
@@ -84,7 +84,8 @@ def _progress(
 
 
 def _no_such_page(num_pages: int, options: IngestOptions) -> InputError:
-    wanted = ", ".join(f"{low}-{high}" for low, high in options.pages or ())
+    ends = [(low, "" if high >= LAST_PAGE else f"{high}") for low, high in options.pages or ()]
+    wanted = ", ".join(f"{low}" if high == f"{low}" else f"{low}-{high}" for low, high in ends)
     return InputError(
         f"has {num_pages} pages, none of those asked for ({wanted})",
         hint="--pages counts physical pages from 1.",

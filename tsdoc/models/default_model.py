@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import json
 import os
 import tempfile
@@ -114,21 +115,36 @@ def set_default(home: Home, name: str) -> DefaultModel | None:
         with contextlib.suppress(FileNotFoundError):
             default_path(home).unlink()
         return None
-    if name.startswith("hf:"):
-        HubModel.parse(name)
-    elif name not in {profile.name for profile in list_profiles()}:
-        path = Path(name).expanduser()
-        if not path.exists():
-            names = ", ".join(p.name for p in list_profiles() if p.name != "default")
-            raise UsageError(
-                "neither a profile nor a path",
-                where=name,
-                hint=f"Give hf:ORG/NAME, the path of a directory or .gguf, or one of: {names}.",
-            )
-        name = str(path.resolve())
+    if not check_model_name(name):
+        name = str(Path(name).expanduser().resolve())
     default = DefaultModel(name=name, reason="chosen with `tsdoc models use`")
     record_default(home, default)
     return default
+
+
+def check_model_name(name: str) -> bool:
+    """Checks that a command's argument names a model; returns whether by a profile or the hub.
+
+    Raises:
+        UsageError: it is no profile, and there is no such path.
+        ModelError: it is no valid hub name.
+    """
+    if name.startswith("hf:"):
+        HubModel.parse(name)
+        return True
+    names = [profile.name for profile in list_profiles()]
+    if name in names:
+        return True
+    if not Path(name).expanduser().exists():
+        near = difflib.get_close_matches(name, names, n=1)
+        raise UsageError(
+            "neither a profile nor a path",
+            where=name,
+            hint=(f"Did you mean {near[0]}? " if near else "")
+            + "Give hf:ORG/NAME, the path of a directory or .gguf, or one of: "
+            + f"{', '.join(n for n in names if n != 'default')}.",
+        )
+    return False
 
 
 def settings_of(name: str) -> ModelSettings:
