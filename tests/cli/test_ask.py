@@ -86,6 +86,16 @@ def test_a_cut_answer_is_marked(cli: Cli, services: FakeServices) -> None:
     assert "answer_cut" in cli("ask", "a.txt", "Who?", "--json").stdout
 
 
+def test_each_of_several_cut_answers_is_marked(cli: Cli, services: FakeServices) -> None:
+    services.finish_reason = "length"
+    args = ["ask", "a.txt", "-q", "Who?", "-q", "Why?"]
+    cut = "the answer was cut after 2 tokens; --max-new-tokens allows more"
+    said = [line for line in cli(*args).stderr.splitlines() if cut in line]
+    assert said == [f"warning: answer 1: {cut}", f"warning: answer 2: {cut}"]
+    warnings = cli(*args, "--json", "--evidence", "0").json()["warnings"]
+    assert [w["where"] for w in warnings if w["code"] == "answer_cut"] == ["answer 1", "answer 2"]
+
+
 def test_an_answer_that_was_ended_for_its_loop_is_marked(cli: Cli, services: FakeServices) -> None:
     services.finish_reason = "loop"
     result = cli("ask", "a.txt", "Who?", "--quiet")

@@ -97,6 +97,17 @@ def test_how_the_last_answer_of_a_kept_conversation_ended_is_said(
     assert f"the last one: {said}" in result.stderr
 
 
+@pytest.mark.parametrize("terminal", [False, True])
+def test_every_cut_answer_is_marked(cli: Cli, services: FakeServices, terminal: bool) -> None:
+    services.finish_reason = "length"
+    said = cli("chat", "book.txt", terminal=terminal, stdin="Who?\nWhy?\n").stderr.splitlines()
+    starts = ["warning: the answer was"] * 2
+    if not terminal:
+        starts = ["warning: answer 1: the answer was", "warning: answer 2: the answer was"]
+    cut = [line for line in said if "was cut" in line]
+    assert [line.removeprefix("> ").split(" cut")[0] for line in cut] == starts
+
+
 def test_json_lists_the_answers(cli: Cli) -> None:
     value = cli("chat", "book.txt", "--json", stdin="Who?\nWhy?\n").json()
     assert value["schema"] == "tsdoc.chat/1"

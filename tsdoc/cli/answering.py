@@ -59,8 +59,9 @@ def answer_all(
         questions: One or more.
         evidence: Passages to name below each answer, at most.
     """
-    answers = []
+    answers: list[Answer] = []
     for number, question in enumerate(questions):
+        which = name_answer(number) if len(questions) > 1 else ""
         show = _ignore if run.output.json else run.terminal.stream
         if not run.output.json:
             _separate(run, question, number, len(questions))
@@ -69,20 +70,26 @@ def answer_all(
             run.terminal.line()
             run.terminal.flush()
         if evidence:
-            answer = explain(run, session, answer, count=evidence)
+            answer = explain(run, session, answer, which, count=evidence)
         answers.append(answer)
-        report(run, answer, session.prepare().times_s.get("prefill") if number == 0 else None)
+        read_s = session.prepare().times_s.get("prefill") if number == 0 else None
+        report(run, answer, which, read_s=read_s)
     if session.prepare().times_s.get("prefill", 0.0) > LONG_PREFILL_S:
         start_s = START_UP_S + answers[-1].times_s["first_token"]
         run.reporter.note(f"next questions on this document take about {start_s:.0f} s to start")
     return answers
 
 
-def explain(run: Run, session: Session, answer: Answer, *, count: int) -> Answer:
+def name_answer(number: int) -> str:
+    """Says which of several answers a warning is about; `number` counts from 0."""
+    return f"answer {number + 1}"
+
+
+def explain(run: Run, session: Session, answer: Answer, which: str, *, count: int) -> Answer:
     """Finds and shows the passages that the model looked at for its last answer."""
     answer = look(run, session, answer, count=count)
     if answer.evidence is not None:
-        show_evidence(run, answer.evidence)
+        show_evidence(run, answer.evidence, which)
     return answer
 
 
@@ -101,16 +108,17 @@ def _separate(run: Run, question: str, number: int, count: int) -> None:
         run.terminal.stream(f"> {question}\n\n")
 
 
-def report(run: Run, answer: Answer, read_s: float | None = None) -> None:
+def report(run: Run, answer: Answer, which: str, *, read_s: float | None) -> None:
     """Says on stderr what an answer cost, and whether it was cut.
 
     Args:
         run: The command.
         answer: What was answered.
+        which: Says which answer, where there are several.
         read_s: Seconds of reading the document, where that came before it.
     """
     run.reporter.gap()
-    say_ended(run, answer)
+    say_ended(run, answer, which)
     seconds = sum(answer.times_s.values())
     read = f"read in {read_s:.1f} s, " if read_s else ""
     again = f", {answer.reread_tokens:,} read again" if answer.reread_tokens else ""
@@ -120,21 +128,23 @@ def report(run: Run, answer: Answer, read_s: float | None = None) -> None:
     )
 
 
-def say_ended(run: Run, answer: Answer) -> None:
+def say_ended(run: Run, answer: Answer, which: str = "") -> None:
     """Warns of an answer that the model did not end itself."""
     if answer.finish_reason == "length":
         run.reporter.warn(
             "answer_cut",
-            "",
+            which,
             f"the answer was cut after {answer.generated_tokens:,} tokens; "
             "--max-new-tokens allows more",
+            again=True,
         )
     elif answer.finish_reason == "loop":
         run.reporter.warn(
             "answer_looped",
-            "",
+            which,
             "the model said the same over and over, and the answer was ended; "
             "--set stop_loops=false lets it go on",
+            again=True,
         )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tsdoc.cli.answering import look, open_sources, say_ended, session_json
+from tsdoc.cli.answering import look, name_answer, open_sources, say_ended, session_json
 from tsdoc.cli.arguments import STDIN, require_sources
 from tsdoc.cli.command import command
 from tsdoc.cli.evidence import show_evidence
@@ -215,7 +215,7 @@ class _Chat:
             self._run.interrupts.forgive()
             self._run.reporter.note("(stopped looking; /evidence looks again)")
         if self._run.output.json and (found := self._answers[-1].evidence) is not None:
-            show_evidence(self._run, found)
+            show_evidence(self._run, found, self._which(len(self._answers) - 1))
 
     def _answer(self, question: str) -> None:
         try:
@@ -256,8 +256,12 @@ class _Chat:
             if not self._interactive:
                 raise KeyboardInterrupt
             run.reporter.note("(stopped; the answer stays as it is)")
-        say_ended(run, answer)
+        say_ended(run, answer, self._which(len(self._answers)))
         return answer
+
+    def _which(self, number: int) -> str:
+        """Names an answer of this run; on a terminal it stands right above."""
+        return "" if self._interactive else name_answer(number)
 
 
 def _refuse_contradictions(run: Run, sources: list[str], *, name: str | None, keeps: bool) -> None:

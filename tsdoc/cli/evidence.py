@@ -33,14 +33,21 @@ def wanted_passages(run: Run, resolved: ResolvedSettings, *, html: str | None) -
     return count if asked or run.output.json or run.terminal.answers_on_screen else 0
 
 
-def show_evidence(run: Run, evidence: Evidence) -> None:
-    """Lists the passages: below the answer on a terminal, on stderr where stdout is a pipe."""
+def show_evidence(run: Run, evidence: Evidence, which: str = "") -> None:
+    """Lists the passages: below the answer on a terminal, on stderr where stdout is a pipe.
+
+    Args:
+        run: The command.
+        evidence: Of one answer.
+        which: Says which answer, where there are several.
+    """
     if not evidence.stands_out:
         run.reporter.gap()
         run.reporter.warn(
             "nothing_stands_out",
-            "",
+            which,
             "no passage stands out: the model looked at nothing in particular",
+            again=True,
         )
     if run.output.json:
         return

@@ -160,11 +160,13 @@ class ConsoleReporter:
         if self._terminal.answers_on_screen and self._terminal.stderr.isatty():
             self.note("")
 
-    def warn(self, code: str, where: str, message: str) -> None:
-        """Says a warning and keeps it for JSON; the same one again is not repeated."""
+    def warn(self, code: str, where: str, message: str, *, again: bool = False) -> None:
+        """Says a warning and keeps it for JSON; the same one is said once, or `again` each time."""
         warned = Warned(code=code, where=where, message=message)
-        if warned not in self.warnings:
+        known = warned in self.warnings
+        if not known:
             self.warnings.append(warned)
+        if again or not known:
             self._say(f"warning: {where}: {message}" if where else f"warning: {message}")
 
     def confirm(self, question: str) -> bool:

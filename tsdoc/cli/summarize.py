@@ -155,9 +155,9 @@ class _PartByPart:
             done = len(parts) - len(missing) + count
             if self._run.keeps:
                 self._run.kept = f"{done} of {len(parts)} parts"
-            reporter.advance(done)
             if count == 1 and made.answer is not None:
                 self._consent(sum(made.answer.times_s.values()), len(missing) - 1)
+            reporter.advance(done)
         reporter.finish()
         return [(part, s) for part, s in zip(parts, found, strict=True) if s is not None]
 
