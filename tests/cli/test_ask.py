@@ -101,7 +101,7 @@ def test_an_answer_that_was_ended_for_its_loop_is_marked(cli: Cli, services: Fak
     result = cli("ask", "a.txt", "Who?", "--quiet")
     assert result.stderr.splitlines()[-1] == (
         "warning: the model said the same over and over, and the answer was ended; "
-        "--set stop_loops=false lets it go on"
+        "`--set stop_loops=false` lets it go on"
     )
     value = cli("ask", "a.txt", "Who?", "--json").json()
     assert value["answers"][0]["finish_reason"] == "loop"

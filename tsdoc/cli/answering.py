@@ -143,7 +143,7 @@ def say_ended(run: Run, answer: Answer, which: str = "") -> None:
             "answer_looped",
             which,
             "the model said the same over and over, and the answer was ended; "
-            "--set stop_loops=false lets it go on",
+            "`--set stop_loops=false` lets it go on",
             again=True,
         )
 
