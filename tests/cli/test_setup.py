@@ -326,3 +326,16 @@ def test_cache_repair_says_what_became_of_each_entry(
     result = cli("cache", "repair", entries[0])
     assert result.stdout.splitlines()[1].startswith(f"{entries[0][:10]}  not repaired  \\x1b")
     assert f"warning: {entries[0][:10]}: the model is not on this disk" in result.stderr
+
+
+def test_pages_that_were_not_read_are_not_called_ok(
+    cli: Cli, services: FakeServices, entries: list[str]
+) -> None:
+    store = services.home().store
+    (manifest,) = (p for p in store.rglob("manifest.json") if p.parent.name == entries[0])
+    manifest.unlink()
+    result = cli("cache", "verify")
+    assert result.code == 0
+    assert f"{entries[0][:10]}  not checked" in result.stdout
+    shown = cli("cache", "show", entries[0]).stdout
+    assert "orphan: its entry is gone, its sources find the pages again" in shown

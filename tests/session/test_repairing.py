@@ -117,6 +117,19 @@ def test_an_entry_that_lost_a_file_is_computed_from_its_own_ids(
     assert answer(start, document) == cold
 
 
+def test_pages_behind_a_lost_manifest_are_read_too(
+    cold: str, repair: Callable[..., list[Repaired]], home: Home, start: Start, document: Path
+) -> None:
+    find(home, "manifest.json").unlink()
+    path = find(home, "kv.bin")
+    before = path.read_bytes()
+    flip(path, 0)
+    (found,) = repair()
+    assert (found.problem, found.num_blocks, found.num_tokens) == (None, 1, 256)
+    assert path.read_bytes() == before
+    assert answer(start, document) == cold
+
+
 def test_without_its_ids_an_entry_is_lost_and_said_so(
     cold: str, repair: Callable[..., list[Repaired]], home: Home
 ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
     from tsdoc.store.store import Store
 
 REPAIR = "`tsdoc cache repair` or the next question computes it again"
-NAMED = "The id of an entry, how it begins, or the document's name where only one entry has it."
+NAMED = "An id, how it begins, or a document's name where only one entry has it."
 
 Ids = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="ID...",
+        metavar="ENTRY...",
         help=f"{NAMED} `tsdoc cache list` shows all.",
         show_default=False,
     ),
 ]
 EntryId = Annotated[
-    str, typer.Argument(metavar="ID", help=f"{NAMED} `tsdoc cache list` shows all.")
+    str, typer.Argument(metavar="ENTRY", help=f"{NAMED} `tsdoc cache list` shows all.")
 ]
 All = Annotated[bool, typer.Option("--all", help="All entries.")]
 MaxBytes = Annotated[
@@ -68,15 +68,15 @@ def add_commands(app: typer.Typer) -> None:
     command(
         group,
         name="show",
-        usage="ID [OPTIONS]",
+        usage="ENTRY [OPTIONS]",
         examples=[("All about one entry", "tsdoc cache show 3f9a21")],
     )(cache_show)
     command(
         group,
         name="remove",
-        usage="ID... [OPTIONS]",
+        usage="ENTRY... [OPTIONS]",
         examples=[
-            ("Remove one entry", "tsdoc cache remove 3f9a21"),
+            ("Remove what was kept of a book", "tsdoc cache remove book.pdf"),
             ("Remove everything", "tsdoc cache remove --all"),
         ],
     )(cache_remove)
@@ -89,13 +89,13 @@ def add_commands(app: typer.Typer) -> None:
     command(
         group,
         name="verify",
-        usage="[ID...] [OPTIONS]",
+        usage="[ENTRY...] [OPTIONS]",
         examples=[("Read every page and check it", "tsdoc cache verify")],
     )(cache_verify)
     command(
         group,
         name="repair",
-        usage="[ID...] [OPTIONS]",
+        usage="[ENTRY...] [OPTIONS]",
         examples=[("Compute again what is damaged", "tsdoc cache repair")],
     )(cache_repair)
 
@@ -198,7 +198,7 @@ def cache_verify(run: Run, entry_ids: Ids = None) -> None:
         show_states(
             run,
             [
-                (entry, "damaged" if result["damaged"] or result["problem"] else "ok", "")
+                (entry, _verdict(entry, result), "")
                 for entry, result in zip(entries, results, strict=True)
             ],
         )
@@ -253,16 +253,25 @@ def cache_repair(run: Run, entry_ids: Ids = None, *, model: Model, tuning: Tunin
         fields = [{"entry_id": e.entry_id, "status": e.status, **asdict(r)} for e, r in results]
         run.answer({"entries": fields})
     else:
-        show_states(run, [(entry, *_outcome(result)) for entry, result in results])
+        show_states(run, [(entry, *_outcome(entry, result)) for entry, result in results])
     if any(result.problem is not None for _, result in results):
         raise typer.Exit(StoreError.exit_code)
 
 
-def _outcome(result: Repaired) -> tuple[str, str]:
+def _verdict(entry: EntryInfo, result: Mapping[str, object]) -> str:
+    """Returns a word for what was found; pages are read of complete entries alone."""
+    if result["damaged"] or result["problem"]:
+        return "damaged"
+    return {"complete": "ok", "incomplete": "not finished"}.get(entry.status, "not checked")
+
+
+def _outcome(entry: EntryInfo, result: Repaired) -> tuple[str, str]:
     """Returns a word for what became of an entry, and what was computed for that."""
     if result.problem is not None:
         return "not repaired", ""
-    return ("repaired", f"{result.num_tokens:,} tokens") if result.num_tokens else ("ok", "")
+    if result.num_tokens:
+        return "repaired", f"{result.num_tokens:,} tokens"
+    return "not finished" if entry.status == "incomplete" else "ok", ""
 
 
 def named_entries(store: Store, names: Sequence[str] | None) -> list[EntryInfo]:

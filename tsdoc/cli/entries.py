@@ -170,7 +170,7 @@ def show_entry(
     rows = [
         ("id", entry.entry_id),
         ("document", entry.name),
-        ("status", status(entry) + (f": {entry.problem}" if entry.problem else "")),
+        ("status", ": ".join(filter(None, (status(entry), entry.problem or _meaning(entry))))),
         ("tokens", f"{entry.num_tokens:,}{done.format(f'{entry.committed_tokens:,}')}"),
         ("size", _describe_size(entry, entries)),
         ("to redo", redo(entry, rates)),
@@ -193,16 +193,18 @@ def _describe_size(entry: EntryInfo, entries: Sequence[EntryInfo]) -> str:
     return f"{size}: {own} its own, freed by removing it; {shared} shared with {_listed(others)}"
 
 
+def _meaning(entry: EntryInfo) -> str:
+    """Returns what a status means that does not say it itself."""
+    return "its entry is gone, its sources find the pages again" if entry.status == "orphan" else ""
+
+
 def _size_parts(entry: EntryInfo) -> tuple[int, int]:
     """Returns the bytes that are an entry's own, and those that it shares with others."""
     return entry.exclusive_bytes, entry.num_bytes - entry.exclusive_bytes
 
 
 def show_states(run: Run, states: Sequence[tuple[EntryInfo, str, str]]) -> None:
-    """Prints what became of each entry: a word, and what was done to it where there was anything.
-
-    The word for an entry that is not finished is that, whatever was found of it.
-    """
+    """Prints what became of each entry: a word, and what was computed where anything was."""
     if not states:
         run.reporter.note(f"nothing is kept in {run.services.home().store}")
         return
@@ -210,7 +212,7 @@ def show_states(run: Run, states: Sequence[tuple[EntryInfo, str, str]]) -> None:
     rows = [
         (
             _short(entry),
-            "not finished" if entry.status == "incomplete" else state,
+            state,
             *((done,) if with_done else ()),
             entry.name,
         )

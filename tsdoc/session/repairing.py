@@ -68,11 +68,15 @@ class Repairer:
         if info.status == "incomplete":
             return Repaired()  # what it has is checked when its document is asked about again
         try:
-            if info.status == "complete":
-                found = self._repair_pages(info)
-                if found is not None:
-                    return found
-            return self._compute(info)
+            found = self._repair_pages(info) if info.status == "complete" else None
+            if found is not None:
+                return found
+            computed = self._compute(info)
+            pages = self._repair_pages(info) or Repaired()  # those that it had were not read yet
+            return Repaired(
+                num_blocks=computed.num_blocks + pages.num_blocks,
+                num_tokens=computed.num_tokens + pages.num_tokens,
+            )
         except TsdocError as error:
             return Repaired(problem=str(error))
 
