@@ -135,7 +135,19 @@ def test_ctrl_c_before_an_answer_drops_the_question(cli: Cli, services: FakeServ
     services.before_answer = stop_once
     result = cli("chat", "book.txt", terminal=True, stdin="Who?\nWhy?\n")
     assert (result.code, result.stdout.strip()) == (0, ANSWER.strip())
-    assert "nothing is asked" in result.stderr
+    assert "(stopped before there was an answer; Ctrl-C again" in result.stderr
+
+
+def test_ctrl_c_at_the_prompt_asks_nothing_and_a_second_one_ends_the_chat(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tsdoc.cli.console.Terminal.read_line", stop)
+    result = cli("chat", "book.txt", terminal=True)
+    assert result.code == 130
+    assert result.stderr.count("(nothing is asked; Ctrl-C again or /quit ends the chat)") == 1
 
 
 def test_ctrl_c_in_a_pipe_ends_the_chat(cli: Cli, services: FakeServices) -> None:

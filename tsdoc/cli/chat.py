@@ -130,6 +130,7 @@ class _Chat:
             self._run.reporter.note("Ask away; /help lists what else can be typed, /quit ends.")
         stopped = False
         while True:
+            line = None
             try:
                 line = self._questions.next()
                 stopped = False
@@ -148,7 +149,9 @@ class _Chat:
                     raise
                 stopped = True
                 self._run.interrupts.forgive()
-                self._run.reporter.note("(nothing is asked; Ctrl-C again or /quit ends the chat)")
+                asked = line is not None and line.question is not None
+                what = "stopped before there was an answer" if asked else "nothing is asked"
+                self._run.reporter.note(f"({what}; Ctrl-C again or /quit ends the chat)")
         if self._interactive and line is None:
             self._run.terminal.say("")
         return self._answers
