@@ -40,7 +40,8 @@ class TsdocError(Exception):
 
     def __str__(self) -> str:
         text = f"{self.where}: {self.message}" if self.where else self.message
-        return f"{text}. {self.hint}" if self.hint else text
+        end = "" if text.endswith("?") else "."
+        return f"{text}{end} {self.hint}" if self.hint else text
 
 
 class UsageError(TsdocError):

@@ -142,6 +142,18 @@ def test_ctrl_c_says_what_is_kept(cli: Cli, services: FakeServices, as_json: boo
         assert result.json()["error"]["code"] == "interrupted"
 
 
+def test_ctrl_c_within_the_first_block_says_that_nothing_is_kept(
+    cli: Cli, services: FakeServices
+) -> None:
+    def stop(reporter: Reporter) -> None:
+        reporter.start("prefill", 105_312, "tokens")
+        raise KeyboardInterrupt
+
+    services.before_answer = stop
+    said = cli("ask", "a.txt", "Who?").stderr
+    assert said.endswith("tsdoc: stopped; no block was finished, nothing new is kept\n")
+
+
 def test_ctrl_c_without_a_store_keeps_nothing(cli: Cli, services: FakeServices) -> None:
     def stop(reporter: Reporter) -> None:
         reporter.start("prefill", 100, "tokens")

@@ -56,6 +56,11 @@ def test_an_error_line_says_where_what_and_what_next(cli: Cli, services: FakeSer
     assert result.stderr.splitlines()[-1] == "tsdoc: a.txt: is empty. Give another."
 
 
+def test_what_ends_as_a_question_gets_no_second_mark(cli: Cli) -> None:
+    said = cli("aks", "a.txt", "Who?").stderr
+    assert "Did you mean 'ask'? `tsdoc --help`" in said
+
+
 def test_an_error_as_json(cli: Cli, services: FakeServices) -> None:
     fail_with(services, errors.InputError("is empty", where="a.txt", hint="Give another."))
     result = cli("ask", "a.txt", "Who?", "--json")

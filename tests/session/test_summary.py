@@ -209,6 +209,17 @@ def test_a_heading_is_no_place(session: Session) -> None:
     assert anchors.nearest("In Part Seven") is None
 
 
+def test_the_line_that_shares_most_is_cited_and_not_the_rarest_word(session: Session) -> None:
+    text = f"LEASE AGREEMENT\n\nThe landlord is Birch Estates Ltd.\n\n{chapter('Lease')}"
+    document = make_document(Section(file=0, titles=(), text=text, first_line=1))
+    prompt = build_prompt(document, session.tokenizer, session.template, tree_tokens=0)
+    place = Anchors(document, prompt.map, (0, 1)).find(
+        "By this agreement the landlord is Birch Estates Ltd."
+    )
+    assert place is not None
+    assert place.line == 3
+
+
 def test_a_text_that_is_close_to_nothing_has_a_nearest_place(anchors: Anchors) -> None:
     loose = "She was so glad that her friend, of whom Udo had spoken, would wed him in the end."
     assert anchors.find(loose) is None

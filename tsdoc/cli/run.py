@@ -143,8 +143,10 @@ class Run:
             message = f"stopped; {self.kept} are kept, run the same command to go on"
             return InterruptedRunError(message)
         prefill = self.reporter.prefill
-        if prefill is None or prefill.total is None or not prefill.done or not self.keeps:
+        if prefill is None or prefill.total is None or not self.keeps:
             return InterruptedRunError("stopped")
+        if not prefill.done:
+            return InterruptedRunError("stopped; no block was finished, nothing new is kept")
         kept = f"{prefill.done:,} of {prefill.total:,} tokens are kept"
         return InterruptedRunError(f"stopped; {kept}, run the same command to go on")
 

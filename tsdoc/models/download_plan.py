@@ -20,6 +20,7 @@ class DownloadPlan:
         download_bytes: Size of the download; None when unknown.
         disk_bytes: Free space needed at the destination, work files included.
         free_bytes: Free space there.
+        note: Where it comes from, where that matters.
     """
 
     name: str
@@ -29,6 +30,7 @@ class DownloadPlan:
     download_bytes: int | None
     disk_bytes: int
     free_bytes: int
+    note: str | None = None
 
     @property
     def question(self) -> str:
@@ -39,6 +41,7 @@ class DownloadPlan:
         return (
             f"Download {self.name}, {size}, to {self.destination} "
             f"({readable_size(self.free_bytes)} free)? Its licence: {licence}{url}"
+            + (f". {self.note.rstrip('.')}" if self.note else "")
         )
 
     def check_room(self) -> None:

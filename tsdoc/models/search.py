@@ -215,6 +215,7 @@ class Search:
             download_bytes=num_bytes,
             disk_bytes=max(settings.disk_bytes or 0, num_bytes or 0),
             free_bytes=free_bytes(destination),
+            note=settings.note,
         )
         plan.check_room()
         if not self.confirm(plan):
@@ -224,8 +225,9 @@ class Search:
         """Returns `error` with the three ways on added to its hint."""
         here = _profiles_here(self.home)
         choice = f"here: {', '.join(here)}" if here else "the smallest, for trials: tiny, 93 MB"
+        again = "once with network and without --offline" if self.offline else "again with network"
         ways = (
-            "Three ways on: run once with network and without --offline; "
+            f"Three ways on: run {again}; "
             "use a model on this disk with --set model.source=DIRECTORY (or FILE.gguf); "
             f"choose another with `tsdoc models use NAME` ({choice})."
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
@@ -44,6 +45,7 @@ class Anchors:
     def __init__(self, document: Document, map: TokenMap, sections: tuple[int, int]) -> None:  # noqa: A002
         self._map = map
         self._words: dict[int, list[tuple[str, int]]] = {}
+        self._line_ends: dict[int, list[int]] = {}
         self._windows: list[_Window] = []
         self._holders: dict[str, list[int]] = defaultdict(list)
         self._titles: set[str] = set()
@@ -53,6 +55,7 @@ class Anchors:
             self._titles |= titles
             words = _words_of(section.text, _heading_end(section.text, titles))
             self._words[number] = words
+            self._line_ends[number] = [end.start() for end in re.finditer("\n", section.text)]
             for first in range(0, max(len(words) - WINDOW + STEP, min(1, len(words))), STEP):
                 window = _Window(number, first, min(first + WINDOW, len(words)))
                 for word in {word for word, _ in words[window.first : window.last]}:
@@ -84,7 +87,7 @@ class Anchors:
         return scores, shared
 
     def _best(self, scores: dict[int, float], weights: dict[str, float]) -> Place | None:
-        """Where the window with the highest score has its word that tells most."""
+        """Where the window with the highest score has its line that tells most."""
         if not scores:
             return None
         best = self._windows[min(scores, key=lambda number: (-scores[number], number))]
@@ -103,9 +106,14 @@ class Anchors:
         return weights
 
     def _offset(self, window: _Window, weights: dict[str, float]) -> int:
-        """Character of the window's word that tells most."""
-        words = self._words[window.section][window.first : window.last]
-        return max(words, key=lambda word: weights.get(word[0], 0.0))[1]
+        """Character of the first word that tells something in the line that tells most."""
+        ends = self._line_ends[window.section]
+        lines: dict[int, dict[str, int]] = defaultdict(dict)
+        for word, at in self._words[window.section][window.first : window.last]:
+            if weights.get(word, 0.0) > 0:
+                lines[bisect_right(ends, at)].setdefault(word, at)
+        best = max(lines.values(), key=lambda line: sum(weights[word] for word in line))
+        return min(best.values())
 
 
 def _words_of(text: str, start: int) -> list[tuple[str, int]]:
