@@ -7,7 +7,14 @@ from collections.abc import Iterable, Iterator
 
 from tests.cli.conftest import Cli, FakeServices, make_document
 from tsdoc.cli.counting import Counts, Node, build_tree, count_document, tree_lines
-from tsdoc.ingest.document import Document, PageStart, Section, SourceFile
+from tsdoc.ingest.document import (
+    Document,
+    IngestWarning,
+    PageStart,
+    Section,
+    SkippedFile,
+    SourceFile,
+)
 from tsdoc.prompt.layout import prompt_text
 
 
@@ -105,6 +112,20 @@ def test_text_is_exactly_what_enters_the_prompt(cli: Cli, services: FakeServices
     assert result.stdout == expected
     assert "left out: logo.png" in result.stderr
     assert cli("text", "x", "--json").json()["text"] == expected
+
+
+def test_files_without_the_section_asked_for_are_named_once(
+    cli: Cli, services: FakeServices
+) -> None:
+    skipped = (
+        SkippedFile(name="b.md", reason="no such section", num_bytes=1),
+        SkippedFile(name="c.md", reason="excluded", num_bytes=1),
+    )
+    warning = IngestWarning(code="file_without_section", where="--section 'x'", message="b.md")
+    services.document = make_document(skipped=skipped, warnings=(warning,))
+    assert cli("text", "x").stderr == (
+        "warning: --section 'x': b.md\nleft out: 1 by --include and --exclude\n"
+    )
 
 
 def test_text_obeys_the_budget_of_the_table_of_contents(cli: Cli, services: FakeServices) -> None:

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from tests.ingest.making import lines, make_pdf, make_tree
 from tests.session.conftest import TEXT, Recorder
 from tsdoc.errors import PartialInputError, ResourceError, StoreError, UsageError
 from tsdoc.home import Home
@@ -209,6 +210,24 @@ def test_a_prompt_that_is_too_long_is_refused_before_any_prefill(
     assert not home.store.exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "advice"),
+    [
+        ("a.txt", TEXT, "Read a part of it, or raise"),
+        ("a.md", f"# One\n{TEXT}# Two\n{TEXT}", "Read less with --section, or raise"),
+    ],
+)
+def test_a_prompt_that_is_too_long_is_told_what_can_make_it_shorter(
+    start: Start, tmp_path: Path, name: str, text: str, advice: str
+) -> None:
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    with pytest.raises(ResourceError) as caught:
+        start(sources=[str(tmp_path / name)], prompt={"max_prompt_tokens": 500})
+    assert caught.value.hint is not None
+    assert advice in caught.value.hint
+    assert "--pages" not in caught.value.hint
+
+
 def test_a_question_counts_towards_the_limit(start: Start) -> None:
     with start() as session:
         limit = len(session.prompt.ids) + 20
@@ -234,6 +253,28 @@ def test_strict_makes_a_warning_an_error_also_from_the_record(start: Start, docu
     for _ in range(2):
         with pytest.raises(PartialInputError):
             start(ingest=IngestOptions(strict=True))
+
+
+def test_what_a_narrowing_option_did_is_said_again_from_the_record(
+    start: Start, tmp_path: Path
+) -> None:
+    tree = {"a.md": "# Facts\n" + TEXT, "b.md": "# Other\nx\n"}
+    folder = make_tree(tmp_path / "project", {**tree, "c.pdf": make_pdf([lines("one")])})
+    ingest = IngestOptions(pages=((1, 2),), section="facts", exclude=("*.rst",))
+    said = []
+    for _ in range(2):
+        reporter = Recorder()
+        session = start(reporter, sources=[str(folder)], ingest=ingest)
+        assert ask(session).generated_tokens > 0
+        said.append(reporter.warnings)
+    assert "ingest" not in session.times_s
+    assert said[0] == said[1]
+    assert [code for code, _, _ in said[0]] == [
+        "pattern_without_match",
+        "file_without_pages",
+        "pages_beyond_end",
+        "file_without_section",
+    ]
 
 
 def test_another_model_setting_reuses_nothing(start: Start) -> None:

@@ -127,13 +127,15 @@ def show_counts(run: Run, document: Document, counts: Counts, *, max_children: i
 def say_skipped(run: Run, document: Document) -> None:
     """Names the files that were left out, the first ones one by one.
 
-    Those that the user's own patterns leave out are only counted; unreadable ones have their
-    warning already.
+    Those that the user's own patterns leave out are only counted; unreadable ones and those
+    without the section asked for have their warning already.
     """
     from tsdoc.ingest.gather import EXCLUDED, UNREADABLE
+    from tsdoc.ingest.narrow import NO_SECTION
 
     excluded = sum(file.reason == EXCLUDED for file in document.skipped)
-    own = [file for file in document.skipped if file.reason not in (EXCLUDED, UNREADABLE)]
+    said = (EXCLUDED, NO_SECTION, UNREADABLE)
+    own = [file for file in document.skipped if file.reason not in said]
     for file in own[:SKIPPED_SHOWN]:
         size = amount(file.num_bytes, "bytes")
         run.reporter.note(f"left out: {file.name} ({file.reason}, {size})")

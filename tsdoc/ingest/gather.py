@@ -15,9 +15,10 @@ from typing import BinaryIO
 
 from tsdoc.errors import InputError
 from tsdoc.ingest.document import IngestWarning, SkippedFile
-from tsdoc.ingest.gitignore import Rule, matches_glob, parse_rule
 from tsdoc.ingest.kinds import HEAD_BYTES, kind_of, kind_of_bytes, kind_of_zip, why_left_out
+from tsdoc.ingest.narrow import check_pages
 from tsdoc.ingest.options import IngestOptions, Limits
+from tsdoc.ingest.patterns import Patterns
 from tsdoc.ingest.repository import list_folder
 from tsdoc.terminal import visible_line
 
@@ -73,12 +74,17 @@ def gather(sources: Sequence[str], options: IngestOptions) -> Gathered:
     """Finds the files of all sources: in the order given, path order inside a folder.
 
     Raises:
-        InputError: a source is missing, unreadable, of no use, or a URL.
+        InputError: a source is missing, unreadable, of no use, or a URL; or pages are asked for
+            and no file has any.
     """
     collector = _Collector(options)
     for source in sources:
         collector.add(source)
-    return collector.found
+    found = collector.found
+    found.warnings.extend(collector.patterns.unmatched())
+    if options.pages is not None:
+        found.warnings.extend(check_pages({item.name: item.kind for item in found.items}))
+    return found
 
 
 def open_regular(path: Path, name: str, *, follow: bool = True) -> BinaryIO:
@@ -116,8 +122,7 @@ class _Collector:
     def __init__(self, options: IngestOptions) -> None:
         self.found = Gathered()
         self._limits: Limits = options.limits
-        self._include = _globs(options.include)
-        self._exclude = _globs(options.exclude)
+        self.patterns = Patterns(options)
         self._names: set[str] = set()
         self._seen: set[str] = set()
 
@@ -166,7 +171,10 @@ class _Collector:
         )
 
     def _add_file(self, real: Path, where: str, base: str) -> None:
-        if str(real) in self._seen or not self._wanted(base):
+        if str(real) in self._seen:
+            return
+        if not self.patterns.wants(base):
+            self._skip(shown_name(base), EXCLUDED, _size(real))
             return
         self._seen.add(str(real))
         with open_regular(real, where) as file:
@@ -203,7 +211,7 @@ class _Collector:
             name = prefix + shown_name(path)
             if str(root / path) in self._seen:
                 continue
-            if self._wanted(path):
+            if self.patterns.wants(path):
                 self._add_member(root, path, name)
             else:
                 self._skip(name, EXCLUDED, _size(root / path))
@@ -247,13 +255,8 @@ class _Collector:
             return "binary"
         if num_bytes > size_limit(kind, self._limits):
             return "too large"
-        asked_for = self._include and matches_glob(self._include, path)
+        asked_for = self.patterns.includes(path)
         return why_left_out(path, head) if kind == "text" and not asked_for else None
-
-    def _wanted(self, path: str) -> bool:
-        if self._include and not matches_glob(self._include, path):
-            return False
-        return not matches_glob(self._exclude, path)
 
     def _skip(self, name: str, reason: str, num_bytes: int) -> None:
         self.found.skipped.append(SkippedFile(name=name, reason=reason, num_bytes=num_bytes))
@@ -297,11 +300,6 @@ def size_limit(kind: str, limits: Limits) -> int:
     if kind == "pdf":
         return limits.pdf_bytes
     return limits.archive_bytes if kind in ("epub", "docx") else limits.text_bytes
-
-
-def _globs(patterns: Sequence[str]) -> tuple[Rule, ...]:
-    rules = (parse_rule(pattern.removeprefix("./")) for pattern in patterns)
-    return tuple(rule for rule in rules if rule is not None)
 
 
 def _kind(name: str, file: BinaryIO) -> str | None:

@@ -8,7 +8,7 @@ match everything below a folder at once get `*` with `!*/` and `!*.c` wrong.)
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 _CLASSES = {
@@ -77,12 +77,23 @@ def decide(rules: Iterable[Rule], path: str, *, folder: bool) -> bool | None:
 
 def matches_glob(rules: Iterable[Rule], path: str) -> bool:
     """Whether `path` (a file) or a folder above it is matched, for `--include`, `--exclude`."""
-    parts = path.split("/")
     verdict = False
-    for depth in range(1, len(parts) + 1):
-        found = decide(rules, "/".join(parts[:depth]), folder=depth < len(parts))
+    for level, folder in _levels(path):
+        found = decide(rules, level, folder=folder)
         verdict = verdict if found is None else found
     return verdict
+
+
+def touches(rule: Rule, path: str) -> bool:
+    """Whether one rule, negated or not, matches `path` (a file) or a folder above it."""
+    return any(rule.matches(level, folder=folder) for level, folder in _levels(path))
+
+
+def _levels(path: str) -> Iterator[tuple[str, bool]]:
+    """Yields the folders above a file from the outermost, then the file; and which is a folder."""
+    parts = path.split("/")
+    for depth in range(1, len(parts) + 1):
+        yield "/".join(parts[:depth]), depth < len(parts)
 
 
 def _strip_trailing_spaces(line: str) -> str:

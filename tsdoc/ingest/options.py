@@ -46,7 +46,7 @@ class IngestOptions:
     Attributes:
         pages: Physical document pages to read as inclusive (first, last) pairs, an open end being
             LAST_PAGE; None is all.
-            Concerns files that have pages; others are read whole.
+            Concerns files that have pages; others beside them are read whole, with a warning.
         section: Read only sections with this heading (case and spacing do not matter; a part of
             the heading suffices where no heading equals it), with what lies below them.
         include: Globs in the syntax of .gitignore; where given, only matching files are read.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from tsdoc.errors import InputError
@@ -59,7 +59,7 @@ def read_pdf(
     for page in pages:
         page["text"] = fold(_without_noise(page))
     texts = join_hyphens([page["text"] for page in pages])
-    problems = _problems(reading, head, pages)
+    problems = (*_beyond_end(head["num_pages"], options), *_problems(reading, head, pages))
     if not any(text.strip() for text in texts):
         raise InputError(f"holds no text that can be read ({say_problems(problems)})")
     return Extract(parts=_sections(head, pages, texts), problems=problems)
@@ -84,12 +84,22 @@ def _progress(
 
 
 def _no_such_page(num_pages: int, options: IngestOptions) -> InputError:
-    ends = [(low, "" if high >= LAST_PAGE else f"{high}") for low, high in options.pages or ()]
-    wanted = ", ".join(f"{low}" if high == f"{low}" else f"{low}-{high}" for low, high in ends)
     return InputError(
-        f"has {num_pages} pages, none of those asked for ({wanted})",
+        f"has {num_pages} pages, none of those asked for ({_asked(options)})",
         hint="--pages counts physical pages from 1.",
     )
+
+
+def _beyond_end(num_pages: int, options: IngestOptions) -> Iterator[Problem]:
+    """Yields a problem where some of the pages asked for lie behind the last one."""
+    if any(low > num_pages or num_pages < high < LAST_PAGE for low, high in options.pages or ()):
+        message = f"ends with page {num_pages:,}; --pages asks for {_asked(options)}"
+        yield Problem(code="pages_beyond_end", message=message)
+
+
+def _asked(options: IngestOptions) -> str:
+    ends = [(low, "" if high >= LAST_PAGE else f"{high}") for low, high in options.pages or ()]
+    return ", ".join(f"{low}" if high == f"{low}" else f"{low}-{high}" for low, high in ends)
 
 
 def _without_noise(page: Message) -> str:

@@ -74,7 +74,7 @@ def read_sources(
 
     Raises:
         InputError: a source is missing, unreadable, empty, of no known kind, a URL; or no text
-            is left.
+            is left; or pages or a section are asked for that no file has.
         PartialInputError: part of the input could not be read and `options.strict` is set.
         UsageError: no source, or impossible page ranges.
     """
@@ -303,6 +303,9 @@ def _document_name(sources: Sequence[str], files: Sequence[SourceFile]) -> str:
 
 
 def _nothing_read(document: Document) -> InputError:
-    first = document.warnings[0] if document.warnings else None
-    detail = f": {first.where} {first.message}" if first is not None else ""
+    losses = [warning for warning in document.warnings if warning.code in LOSSES]
+    reasons = sorted({entry.reason for entry in document.skipped})
+    detail = f" (left out: {', '.join(reasons)})" if reasons else ""
+    for first in (losses or document.warnings)[:1]:
+        detail = f": {first.where} {first.message}"
     return InputError(f"nothing to read in the sources given{detail}")

@@ -42,15 +42,23 @@ class Forecast:
         calibration: Takes the outcome.
         reporter: Is told.
         kept: Whether a Ctrl-C loses nothing.
+        narrowing: The options that make this document smaller, "" where none does.
     """
 
     def __init__(
-        self, estimate: Estimate, calibration: Calibration, reporter: Reporter, *, kept: bool
+        self,
+        estimate: Estimate,
+        calibration: Calibration,
+        reporter: Reporter,
+        *,
+        kept: bool,
+        narrowing: str = "",
     ) -> None:
         self._estimate = estimate
         self._calibration = calibration
         self._reporter = reporter
         self._kept = kept
+        self._narrowing = narrowing
         self._said_s: float | None = None
         self._end = estimate.reused_tokens
         self._took_s = 0.0
@@ -99,7 +107,8 @@ class Forecast:
             f"{estimate.prompt_tokens - self._end:,} tokens to read: about "
             f"{format_duration(seconds)} at {rate:,.0f} tokens/s"
             + "".join(f", {part}" for part in parts)
-            + f"; {keep}; --pages or --section reads less"
+            + f"; {keep}"
+            + (f"; {self._narrowing} reads less" if self._narrowing else "")
         )
         if estimate.device is not None:
             self._reporter.note(describe_plan(estimate.device))

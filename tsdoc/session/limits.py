@@ -7,6 +7,7 @@ from collections import Counter
 import numpy as np
 
 from tsdoc.errors import ResourceError
+from tsdoc.ingest.narrow import ways_to_narrow
 from tsdoc.prompt.assemble import Prompt
 
 NUM_SHOWN = 10
@@ -28,7 +29,9 @@ def check_length(num_tokens: int, limit: int, prompt: Prompt) -> None:
     if excludes and len(prompt.map.document.files) > 1:
         hint += ".\nTo fit, add: " + " ".join(f"--exclude '{name}'" for name in excludes)
     else:
-        hint += ".\nRead less with --pages or --section, or raise --set max_prompt_tokens=N."
+        ways = ways_to_narrow(prompt.map.document)
+        less = f"Read less with {ways}" if ways else "Read a part of it"
+        hint += f".\n{less}, or raise --set max_prompt_tokens=N."
     raise ResourceError(
         f"the prompt is {num_tokens:,} tokens long and the limit is {limit:,}", hint=hint
     )

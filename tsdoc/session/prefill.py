@@ -61,6 +61,7 @@ class Prefill:
         store: Where they are kept; None keeps nothing.
         make_engine: Loads the model when it is needed, for prompts of that many tokens.
         meta: Kept with the entry.
+        narrowing: The options that make this document smaller, "" where none is known.
         calibration: Knows what prefills took before.
     """
 
@@ -74,6 +75,7 @@ class Prefill:
     make_engine: Callable[[int], Engine]
     calibration: Calibration
     reporter: Reporter
+    narrowing: str = ""
     _repairs: Counter[tuple[str | None, int]] = field(default_factory=Counter, init=False)
 
     @property
@@ -206,8 +208,13 @@ class Prefill:
             )
         return replace(estimate, device=plan)
 
+    def _forecast(self, estimate: Estimate, *, kept: bool) -> Forecast:
+        return Forecast(
+            estimate, self.calibration, self.reporter, kept=kept, narrowing=self.narrowing
+        )
+
     def _fill(self, engine: Engine, writer: Writer, estimate: Estimate) -> Outcome | None:
-        with Forecast(estimate, self.calibration, self.reporter, kept=True) as forecast:
+        with self._forecast(estimate, kept=True) as forecast:
 
             def on_block(end: int) -> None:
                 writer.commit(end)
@@ -241,7 +248,7 @@ class Prefill:
         begun = time.perf_counter()
         self.reporter.start("prefill", len(self.ids), "tokens")
         estimate = self._with_plan(self.estimate(0), engine)
-        with Forecast(estimate, self.calibration, self.reporter, kept=False) as forecast:
+        with self._forecast(estimate, kept=False) as forecast:
             engine.prefill(
                 [piece], self.ids, 0, prefill_block=self.prefill_block, on_block=forecast.advance
             )
@@ -281,6 +288,6 @@ class Prefill:
                 f"{because}keeping {format_bytes(needed)} of K and V in memory instead is not "
                 f"possible with {format_bytes(free)} free",
                 where=cause.where if cause else None,
-                hint="Free some space, point TSDOC_HOME to a larger disk, or read less "
-                "(--pages, --section, --exclude).",
+                hint="Free some space, point TSDOC_HOME to a larger disk, or read less"
+                + (f" ({self.narrowing})." if self.narrowing else "."),
             ) from cause

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from tsdoc.errors import CorruptPageError, DamagedStoreError, ResourceError
 from tsdoc.home import Home
 from tsdoc.ingest.document import Document, IngestWarning
+from tsdoc.ingest.narrow import ways_to_narrow
 from tsdoc.kernels.devices import Device, resolve_device
 from tsdoc.kernels.shared_kv import HostPiece, make_host_piece
 from tsdoc.models.locate import LocatedModel
@@ -125,6 +126,7 @@ class Session:
                 num_ranks=settings.parallel.size,
             ),
             reporter=self.reporter,
+            narrowing=ways_to_narrow(self.document),
         )
 
     def __enter__(self) -> Session:
