@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tsdoc.errors import StoreError, UsageError
+from tsdoc.errors import ResourceError, StoreError, UsageError
 from tsdoc.home import NOT_WRITABLE, find_home, private_dir
 
 
@@ -41,6 +41,38 @@ def test_a_home_that_cannot_be_written_is_said_with_what_to_do(
     monkeypatch.setattr(Path, "mkdir", refuse)
     with pytest.raises(StoreError, match="Read-only file system") as caught:
         private_dir(tmp_path / "store")
+    assert caught.value.hint == NOT_WRITABLE
+
+
+def test_a_home_that_cannot_be_made_is_said_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="cannot be made") as caught:
+        private_dir(tmp_path / "file" / "home" / "models")
+    assert caught.value.hint == NOT_WRITABLE
+
+
+def test_a_home_for_which_the_disk_has_no_room_is_an_error_of_resources(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(ResourceError, match="the disk is full"):
+        private_dir(tmp_path / "store")
+
+
+def test_a_home_that_cannot_be_reached_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setenv("TSDOC_HOME", str(tmp_path / "home"))
+    with monkeypatch.context() as patches:
+        patches.setattr(Path, "exists", refuse)
+        with pytest.raises(StoreError, match="Permission denied") as caught:
+            find_home()
     assert caught.value.hint == NOT_WRITABLE
 
 

@@ -8,12 +8,17 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from tsdoc.errors import StoreError, UsageError
+from tsdoc.errors import ResourceError, StoreError, UsageError
+from tsdoc.terminal import format_bytes
 
 READ_ONLY = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 """What writing fails with where this user may only read."""
 
-NOT_WRITABLE = "Point TSDOC_HOME to a directory you can write, or keep nothing with --no-store."
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""What writing fails with where there is no room."""
+
+NOT_WRITABLE = "Point TSDOC_HOME to a directory you can write."
+MORE_SPACE = "Free space, `tsdoc cache prune`, or point TSDOC_HOME to another disk."
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +61,18 @@ def find_home() -> Home:
 
     Raises:
         UsageError: TSDOC_HOME is not an absolute path.
-        StoreError: it belongs to another user.
+        StoreError: it belongs to another user, or cannot be reached.
     """
     value = os.environ.get("TSDOC_HOME")
     if value:
         if not Path(value).is_absolute():
             raise UsageError("TSDOC_HOME must be an absolute path", where=value)
         root = Path(value)
-        if root.exists() and hasattr(os, "getuid") and root.stat().st_uid != os.getuid():
+        try:
+            exists = root.exists()
+        except OSError as error:
+            raise write_error(error, root, "looking into the directory") from error
+        if exists and hasattr(os, "getuid") and root.stat().st_uid != os.getuid():
             raise StoreError(
                 "belongs to another user", where=value, hint="Point TSDOC_HOME elsewhere."
             )
@@ -73,17 +82,55 @@ def find_home() -> Home:
     return Home(Path(platformdirs.user_data_dir("tsdoc", appauthor=False)))
 
 
-def private_dir(path: Path) -> Path:
+def write_error(
+    error: OSError, path: Path, doing: str, *, hint: str = NOT_WRITABLE
+) -> StoreError | ResourceError:
+    """Maps what writing below the home fails with to the error of tsdoc that the user sees.
+
+    Args:
+        error: What the operating system said.
+        path: What was to be written.
+        doing: What failed, as the beginning of a sentence.
+        hint: What to do where this user may only read.
+    """
+    if error.errno in FULL:
+        return ResourceError(
+            f"{doing} failed: the disk is full ({format_bytes(free_bytes(path))} free)",
+            where=str(path),
+            hint=MORE_SPACE,
+        )
+    return StoreError(
+        f"{doing} failed ({error.strerror or error})",
+        where=str(path),
+        hint=hint if error.errno in READ_ONLY else None,
+    )
+
+
+def free_bytes(path: Path) -> int:
+    """Bytes that this user may still write on the disk of `path` (or of its nearest parent)."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    info = os.statvfs(path)
+    return info.f_bavail * info.f_frsize
+
+
+def private_dir(path: Path, *, hint: str = NOT_WRITABLE) -> Path:
     """Creates `path` (and parents) readable by the user alone, and returns it.
+
+    Args:
+        path: A directory below the home, or the home itself.
+        hint: What to do where it cannot be made.
 
     Raises:
         StoreError: it is a link, not a directory, owned by somebody else, or cannot be made.
+        ResourceError: the disk is full.
     """
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         info = path.lstat()
     except OSError as error:
-        hint = NOT_WRITABLE if error.errno in READ_ONLY else None
+        if error.errno in FULL:
+            raise write_error(error, path, "making the directory") from error
         raise StoreError(
             f"directory cannot be made ({error.strerror})", where=str(path), hint=hint
         ) from error
@@ -98,6 +145,8 @@ def private_dir(path: Path) -> Path:
             path.chmod(0o700)
         except OSError as error:
             raise StoreError(
-                f"is open to other users and cannot be closed ({error.strerror})", where=str(path)
+                f"is open to other users and cannot be closed ({error.strerror})",
+                where=str(path),
+                hint=hint,
             ) from error
     return path

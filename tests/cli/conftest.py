@@ -190,6 +190,7 @@ class FakeSummarizer:
     behaviour: FakeServices
     length: str
     max_new_tokens: int | None
+    keeps: bool = True
     made: list[str] = field(default_factory=list)
 
     def _summary(self, *sentences: tuple[str, int | None], kept: bool = False) -> Summary:

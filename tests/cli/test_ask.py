@@ -164,6 +164,19 @@ def test_ctrl_c_without_a_store_keeps_nothing(cli: Cli, services: FakeServices) 
     assert cli("ask", "a.txt", "Who?", "--no-store").stderr.endswith("tsdoc: stopped\n")
 
 
+def test_ctrl_c_where_nothing_can_be_kept_does_not_say_it_is(
+    cli: Cli, services: FakeServices
+) -> None:
+    def stop(reporter: Reporter) -> None:
+        reporter.warn("not_kept", "/home", "going on in memory, nothing is kept")
+        reporter.start("prefill", 100, "tokens")
+        reporter.advance(50)
+        raise KeyboardInterrupt
+
+    services.before_answer = stop
+    assert cli("ask", "a.txt", "Who?").stderr.endswith("tsdoc: stopped\n")
+
+
 def test_ingest_says_what_is_kept(cli: Cli) -> None:
     result = cli("ingest", "a.txt")
     assert result.stdout == "shelf: 100 tokens, 0 of them reused, kept as abc123 (2.0 MB, 2 s)\n"

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.models.fakes import FakeHub
-from tsdoc.errors import ModelError, UsageError
+from tests.read_only import make_read_only
+from tsdoc.errors import ModelError, StoreError, UsageError
 from tsdoc.home import Home
 from tsdoc.models.default_model import (
     choose_default,
@@ -72,6 +73,22 @@ def test_use_default_decides_anew(home: Home) -> None:
     assert set_default(home, "default") is None
     assert read_default(home) is None
     set_default(home, "default")
+
+
+def test_where_nothing_can_be_written_use_says_so(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home.root.mkdir(mode=0o700)
+    with monkeypatch.context() as patches:
+        make_read_only(patches, home.root)
+        assert set_default(home, "default") is None  # there is nothing to remove
+        with pytest.raises(StoreError, match="recording the default model failed") as caught:
+            set_default(home, "tiny")
+        assert caught.value.hint == "Point TSDOC_HOME to a directory you can write."
+    set_default(home, "tiny")
+    make_read_only(monkeypatch, home.root)
+    with pytest.raises(StoreError, match="removing the record"):
+        set_default(home, "default")
 
 
 def test_use_refuses_what_does_not_exist(home: Home) -> None:

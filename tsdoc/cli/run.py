@@ -143,7 +143,8 @@ class Run:
             message = f"stopped; {self.kept} are kept, run the same command to go on"
             return InterruptedRunError(message)
         prefill = self.reporter.prefill
-        if prefill is None or prefill.total is None or not self.keeps:
+        keeps = self.keeps and all(warned.code != "not_kept" for warned in self.reporter.warnings)
+        if prefill is None or prefill.total is None or not keeps:
             return InterruptedRunError("stopped")
         if not prefill.done:
             return InterruptedRunError("stopped; no block was finished, nothing new is kept")

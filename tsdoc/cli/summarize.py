@@ -153,7 +153,7 @@ class _PartByPart:
             made = self._summarizer.kept_part(part) or self._summarizer.part(part)
             found[number] = made
             done = len(parts) - len(missing) + count
-            if self._run.keeps:
+            if self._summarizer.keeps:
                 self._run.kept = f"{done} of {len(parts)} parts"
             if count == 1 and made.answer is not None:
                 self._consent(sum(made.answer.times_s.values()), len(missing) - 1)

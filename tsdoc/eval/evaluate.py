@@ -39,6 +39,7 @@ from tsdoc.progress import Reporter
 from tsdoc.session.loading import load_model, reread_tokens, resolve_compute_dtype
 from tsdoc.session.opening import OpenedModel, open_model
 from tsdoc.settings import ParallelSettings, Settings
+from tsdoc.store.files import STORE_NOT_WRITABLE
 
 
 def evaluate(
@@ -264,7 +265,7 @@ def _path(
     if not settings.store.enabled:
         return None
     digest = hashlib.sha256(json.dumps(header, sort_keys=True).encode("ascii")).hexdigest()
-    return private_dir(home.evals) / f"{digest[:16]}.jsonl"
+    return private_dir(home.evals, hint=STORE_NOT_WRITABLE) / f"{digest[:16]}.jsonl"
 
 
 def _differences(items: Sequence[ItemResult], labels: Sequence[str]) -> list[Difference]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tsdoc.errors import ModelError, UsageError
-from tsdoc.home import Home, private_dir
+from tsdoc.home import Home, private_dir, write_error
 from tsdoc.models.hub import Hub, HubModel
 from tsdoc.models.profiles import check_settings, list_profiles, load_profile
 from tsdoc.settings import ModelSettings
@@ -84,17 +84,27 @@ def read_default(home: Home) -> DefaultModel | None:
 
 
 def record_default(home: Home, default: DefaultModel) -> None:
-    """Writes the record, atomically."""
+    """Writes the record, atomically.
+
+    Raises:
+        StoreError: it cannot be written.
+        ResourceError: the disk is full.
+    """
     path = default_path(home)
+    directory = private_dir(home.root)
     text = json.dumps({"schema": _SCHEMA, "name": default.name, "reason": default.reason}) + "\n"
-    handle, name = tempfile.mkstemp(prefix=".default-model-", dir=private_dir(home.root))
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(name).replace(path)
+        handle, name = tempfile.mkstemp(prefix=".default-model-", dir=directory)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+            Path(name).replace(path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                Path(name).unlink()
+            raise
     except OSError as error:
-        Path(name).unlink(missing_ok=True)
-        raise ModelError(f"cannot be written ({error.strerror})", where=str(path)) from error
+        raise write_error(error, path, "recording the default model") from error
 
 
 def set_default(home: Home, name: str) -> DefaultModel | None:
@@ -109,11 +119,17 @@ def set_default(home: Home, name: str) -> DefaultModel | None:
 
     Raises:
         UsageError: there is no such profile or path.
-        ModelError: it is no valid hub name, or the record cannot be written.
+        ModelError: it is no valid hub name.
+        StoreError: the record cannot be written or removed.
+        ResourceError: the disk is full.
     """
     if name == "default":
-        with contextlib.suppress(FileNotFoundError):
-            default_path(home).unlink()
+        path = default_path(home)
+        try:
+            if os.path.lexists(path):
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            raise write_error(error, path, "removing the record of the default model") from error
         return None
     if not check_model_name(name):
         name = str(Path(name).expanduser().resolve())

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from tsdoc.errors import ModelError, ResourceError
+from tsdoc.home import FULL, READ_ONLY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,11 +82,17 @@ def disk_errors(where: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in FULL:
             raise ResourceError(
                 "the disk is full",
                 where=str(where),
                 hint="Free some space, or point TSDOC_HOME (HF_HOME for hf: models) elsewhere.",
             ) from error
         reason = error.strerror or str(error)
-        raise ModelError(f"the model cannot be written ({reason})", where=str(where)) from error
+        raise ModelError(
+            f"the model cannot be written ({reason})",
+            where=str(where),
+            hint="Point TSDOC_HOME (HF_HOME for hf: models) to a directory you can write."
+            if error.errno in READ_ONLY
+            else None,
+        ) from error

@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tsdoc.errors import ModelError
+from tsdoc.errors import ModelError, ResourceError, StoreError
 from tsdoc.home import Home, private_dir
 from tsdoc.models.weights import INDEX_FILE, weight_files
 
@@ -56,8 +56,8 @@ def content_hash(path: Path, home: Home) -> str:
     """
     started_ns = time.time_ns()
     key = str(path.resolve())
-    cache_path = private_dir(home.models) / _CACHE_NAME
-    cache = _read_cache(cache_path)
+    cache_path = _cache_path(home)
+    cache = _read_cache(cache_path) if cache_path is not None else {}
     identity = _identity(path)
     known = cache.get(key)
     if isinstance(known, list) and len(known) == 2 and known[0] == identity:
@@ -65,7 +65,7 @@ def content_hash(path: Path, home: Home) -> str:
     digest = file_sha256(path)
     if _identity(path) != identity:
         raise ModelError("the file changes while it is read", where=str(path))
-    if started_ns - identity[-1] > _GRAIN_NS:
+    if cache_path is not None and started_ns - identity[-1] > _GRAIN_NS:
         cache.pop(key, None)
         cache[key] = [identity, digest]
         _write_cache(cache_path, dict(list(cache.items())[-_MAX_ENTRIES:]))
@@ -101,6 +101,14 @@ def _small_files(directory: Path, names: tuple[str, ...]) -> list[tuple[str, str
 def _combine(files: list[tuple[str, str]]) -> str:
     text = "".join(f"{name}\0{digest}\n" for name, digest in sorted(files))
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _cache_path(home: Home) -> Path | None:
+    """Where hashes are remembered; None where that cannot be made, or may be somebody else's."""
+    try:
+        return private_dir(home.models) / _CACHE_NAME
+    except (ResourceError, StoreError):
+        return None
 
 
 def _read_cache(path: Path) -> dict[str, object]:

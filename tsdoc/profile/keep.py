@@ -13,7 +13,7 @@ from pathlib import Path
 from tsdoc.engine.commits import Commits
 from tsdoc.engine.forward import chunk_bounds
 from tsdoc.errors import ResourceError, StoreError
-from tsdoc.home import Home, private_dir
+from tsdoc.home import Home, free_bytes, private_dir, write_error
 from tsdoc.kernels.interface import Pending
 from tsdoc.kernels.kv import KVPiece
 from tsdoc.kernels.torch_cache import Arrived
@@ -21,7 +21,6 @@ from tsdoc.profile.bench import Bench, kv_bytes, kv_shape, model_key
 from tsdoc.profile.disk import write_rate
 from tsdoc.profile.results import Kept
 from tsdoc.store import Store
-from tsdoc.store.files import free_bytes
 
 PREFIX = "profile-"
 SPARE_BYTES = 256 << 20
@@ -33,13 +32,14 @@ def temporary_home(home: Home) -> Iterator[Path]:
 
     Raises:
         StoreError: it cannot be made.
+        ResourceError: the disk is full.
     """
     root = private_dir(home.root)
     _remove_stale(root)
     try:
         directory = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=root))
     except OSError as error:
-        raise StoreError(f"directory cannot be made ({error.strerror})", where=str(root)) from error
+        raise write_error(error, root, "making a directory") from error
     try:
         yield directory
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -9,7 +10,7 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-from tsdoc.errors import StoreError
+from tsdoc.home import write_error
 
 
 def write_checked(path: Path, value: dict[str, Any]) -> None:
@@ -17,6 +18,7 @@ def write_checked(path: Path, value: dict[str, Any]) -> None:
 
     Raises:
         StoreError: it cannot be written.
+        ResourceError: the disk is full.
     """
     # Escapes keep lone surrogates (undecodable file names) writable.
     body = json.dumps(value, ensure_ascii=True, separators=(",", ":")).encode("ascii")
@@ -26,8 +28,9 @@ def write_checked(path: Path, value: dict[str, Any]) -> None:
         write_private(temporary, data)
         temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise StoreError(f"cannot be written ({error.strerror})", where=str(path)) from error
+        with contextlib.suppress(OSError):  # where one may only read, it says so again
+            temporary.unlink()
+        raise write_error(error, path, "writing it") from error
 
 
 def read_checked(path: Path) -> dict[str, Any] | None:

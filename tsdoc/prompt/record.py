@@ -26,8 +26,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tsdoc.errors import StoreError
-from tsdoc.home import Home, private_dir
+from tsdoc.home import Home, private_dir, write_error
 from tsdoc.ingest.document import Document
 from tsdoc.prompt.assemble import Prompt
 from tsdoc.prompt.chat import ChatTemplate
@@ -79,7 +78,8 @@ def save_record(home: Home, key: str, document: Document, prompt: Prompt) -> Non
     """Keeps a document and its prompt under `key`, and removes the oldest records if need be.
 
     Raises:
-        StoreError: it cannot be written, for want of space or rights.
+        StoreError: it cannot be written.
+        ResourceError: the disk is full.
     """
     private_dir(home.records)
     records = private_dir(home.records / "sources")
@@ -91,7 +91,7 @@ def save_record(home: Home, key: str, document: Document, prompt: Prompt) -> Non
             _put_in_place(temporary, records / key)
         prune_records(home, max_bytes=MAX_RECORD_BYTES)
     except OSError as error:
-        raise StoreError(f"cannot be written ({error.strerror})", where=str(records)) from error
+        raise write_error(error, records, "keeping what was read") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -111,7 +111,8 @@ def load_record(home: Home, key: str) -> SourceRecord | None:
         document = document_from_table(table["document"], (directory / _TEXT).read_bytes())
         arrays = MapArrays.load(directory)
         prompt = Prompt(ids=open_array(directory / _IDS), map=TokenMap(document, arrays))
-        os.utime(directory)  # for `prune_records`
+        with contextlib.suppress(OSError):  # where one may only read, nothing is pruned either
+            os.utime(directory)  # for `prune_records`
     except (OSError, KeyError, IndexError, TypeError, ValueError):
         return None
     return SourceRecord(document=document, prompt=prompt)

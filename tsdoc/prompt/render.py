@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import tsdoc
-from tsdoc.errors import ModelError, StoreError
+from tsdoc.errors import ModelError, ResourceError, StoreError
 from tsdoc.home import Home, private_dir
 from tsdoc.prompt.files import read_checked, write_checked
 from tsdoc.prompt.modelfiles import read_json_object, read_text
@@ -222,5 +222,5 @@ def _save(home: Home, key: str, rendered: RenderedTemplate) -> None:
         private_dir(home.records)
         private_dir(home.records / "templates")
         write_checked(_path(home, key), asdict(rendered))
-    except StoreError:
+    except (ResourceError, StoreError):
         return  # it is rendered again next time

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 
-from tsdoc.errors import StoreError
+from tsdoc.errors import ResourceError, StoreError
 from tsdoc.home import Home, private_dir
 from tsdoc.prompt.files import read_checked, write_checked
 
@@ -76,7 +76,7 @@ class Calibration:
             rate = (rate + before.tokens_per_s) / 2
         known[self.name] = Measured(tokens_per_s=rate, memory_bytes=memory_bytes)
         latest = list(known.items())[-MAX_MEASURED:]
-        with contextlib.suppress(StoreError):
+        with contextlib.suppress(ResourceError, StoreError):
             private_dir(self.home.root)
             write_checked(
                 _path(self.home), {"measured": {name: asdict(one) for name, one in latest}}

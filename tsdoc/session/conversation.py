@@ -9,8 +9,9 @@ from pathlib import Path
 from types import TracebackType
 
 from tsdoc.errors import StoreError, UsageError
-from tsdoc.home import private_dir
+from tsdoc.home import private_dir, write_error
 from tsdoc.session.kept import (
+    NOT_KEPT,
     KeptConversation,
     Turn,
     conversation_path,
@@ -124,8 +125,13 @@ class Conversation:
     def _resume(self, name: str) -> None:
         home = self.session.home
         self._path = conversation_path(home, name)
-        private_dir(home.conversations)
-        self._lock = try_exclusive(self._path.with_suffix(".lock"))
+        private_dir(home.conversations, hint=NOT_KEPT)
+        try:
+            self._lock = try_exclusive(self._path.with_suffix(".lock"))
+        except OSError as error:
+            raise write_error(
+                error, self._path, "keeping the conversation", hint=NOT_KEPT
+            ) from error
         if self._lock is None:
             raise StoreError(
                 f"the conversation {name!r} is open in another tsdoc", hint="Give another --name."

@@ -11,11 +11,12 @@ from typing import Any
 
 from tsdoc.errors import StoreError, UsageError
 from tsdoc.evidence.results import Evidence, evidence_from_json
-from tsdoc.home import Home, private_dir
+from tsdoc.home import Home, private_dir, write_error
 from tsdoc.prompt.files import read_checked, write_checked
 from tsdoc.prompt.tokenizer import Ids
 
 VERSION = 1
+NOT_KEPT = "Leave out --name, or point TSDOC_HOME to a directory you can write."
 _NAME = re.compile(r"\w[\w.-]{0,63}")
 _SUFFIX = ".json"
 
@@ -85,8 +86,9 @@ def save_conversation(path: Path, kept: KeptConversation) -> None:
 
     Raises:
         StoreError: it cannot be written.
+        ResourceError: the disk is full.
     """
-    private_dir(path.parent)
+    private_dir(path.parent, hint=NOT_KEPT)
     write_checked(path, {"version": VERSION, **asdict(kept)})
 
 
@@ -139,13 +141,13 @@ def forget_conversation(home: Home, name: str) -> None:
     path = conversation_path(home, name)
     try:
         path.unlink()
+        path.with_suffix(".lock").unlink(missing_ok=True)
     except FileNotFoundError as error:
         raise UsageError(
             f"there is no conversation {name!r}", hint="`tsdoc chat --list` shows them."
         ) from error
     except OSError as error:
-        raise StoreError(f"cannot be removed ({error.strerror})", where=str(path)) from error
-    path.with_suffix(".lock").unlink(missing_ok=True)
+        raise write_error(error, path, "removing the conversation") from error
 
 
 def _files(home: Home) -> Iterable[Path]:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tsdoc.errors import StoreError
+from tsdoc.errors import ResourceError, StoreError
 from tsdoc.home import Home
 from tsdoc.ingest.document import Document
 from tsdoc.ingest.options import IngestOptions
@@ -154,7 +154,7 @@ def _say_order(document: Document, asked: Sequence[str], reporter: Reporter) -> 
 def _save(home: Home, key: str, record: SourceRecord, reporter: Reporter) -> None:
     try:
         save_record(home, key, record.document, record.prompt)
-    except StoreError as error:
+    except (ResourceError, StoreError) as error:
         message = f"{error.message}; next time the sources are read again"
         reporter.warn("not_kept", error.where or "", message)
 

@@ -15,6 +15,7 @@ from tsdoc.errors import (
     StoreError,
     TsdocError,
 )
+from tsdoc.home import free_bytes
 from tsdoc.kernels.kv import KVPiece
 from tsdoc.kernels.shared_kv import make_piece
 from tsdoc.progress import Reporter
@@ -22,7 +23,6 @@ from tsdoc.prompt.tokenizer import Ids
 from tsdoc.session.calibration import Calibration
 from tsdoc.session.forecast import Forecast
 from tsdoc.session.results import Estimate, Outcome
-from tsdoc.store.files import free_bytes
 from tsdoc.store.key import KVShape, ModelKey
 from tsdoc.terminal import format_bytes
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from tsdoc.errors import ResourceError, StoreError
 from tsdoc.ingest.document import Place
 from tsdoc.session.anchors import Anchors
 from tsdoc.session.kept import digest_of
@@ -86,15 +87,17 @@ class Summarizer:
         session: The document and the model.
         length: How long summaries are.
         max_new_tokens: Of each; None allows what the length needs.
+
+    Attributes:
+        keeps: Whether summaries of parts are kept; not any more once that has failed.
     """
 
     def __init__(self, session: Session, length: Length, *, max_new_tokens: int | None) -> None:
         self._session = session
         self._length = length
         self._limit = max_new_tokens
-        self._kept: KeptSummaries | None = None
-        if session.settings.store.enabled:
-            self._kept = KeptSummaries(home=session.home, record=session.record)
+        self._kept = KeptSummaries(home=session.home, record=session.record)
+        self._reads = self.keeps = session.settings.store.enabled
 
     def whole(self, on_sentence: Callable[[CitedSentence], None]) -> Summary:
         """Summarises the whole document; `on_sentence` receives the sentences as they come."""
@@ -104,7 +107,7 @@ class Summarizer:
 
     def kept_part(self, part: Part) -> Summary | None:
         """Returns the summary of a part that an earlier run has made, None where there is none."""
-        value = None if self._kept is None else self._kept.load(self._key(part))
+        value = self._kept.load(self._key(part)) if self._reads else None
         if value is None:
             return None
         return self._cited(
@@ -115,22 +118,26 @@ class Summarizer:
         )
 
     def part(self, part: Part) -> Summary:
-        """Summarises one part and keeps the result.
-
-        Raises:
-            StoreError: it cannot be kept.
-        """
+        """Summarises one part and keeps the result, where that is possible."""
         words = WORDS_OF_PART[self._length]
         anchors = self._anchors(part.sections)
         summary = self._ask(self._part_question(part), words, anchors, [part.tokens], _ignore)
-        if self._kept is not None:
-            value = {
-                "sentences": [sentence.text for sentence in summary.sentences],
-                "finish_reason": summary.finish_reason,
-                "generated_tokens": summary.generated_tokens,
-            }
-            self._kept.save(self._key(part), value)
+        if self.keeps:
+            self._keep(part, summary)
         return summary
+
+    def _keep(self, part: Part, summary: Summary) -> None:
+        value = {
+            "sentences": [sentence.text for sentence in summary.sentences],
+            "finish_reason": summary.finish_reason,
+            "generated_tokens": summary.generated_tokens,
+        }
+        try:
+            self._kept.save(self._key(part), value)
+        except (ResourceError, StoreError) as error:
+            message = f"{error.message}; summaries of parts are not kept"
+            self._session.reporter.warn("not_kept", error.where or "", message)
+            self.keeps = False  # it is said once
 
     def of_summaries(
         self, parts: Sequence[tuple[Part, Summary]], on_sentence: Callable[[CitedSentence], None]

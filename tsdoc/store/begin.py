@@ -90,6 +90,9 @@ class Beginning:
                 raise store_error(error, path, "locking the entry") from error
             try:
                 use = lock_shared(self.entry_dir / "use.lock", create=True)
+            except OSError as error:
+                writer.release()
+                raise store_error(error, path, "locking the entry") from error
             except BaseException:
                 writer.release()
                 raise

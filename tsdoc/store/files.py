@@ -16,7 +16,7 @@ from typing import Any
 import xxhash
 
 from tsdoc.errors import DamagedStoreError, ResourceError, StoreError, StoreFormatError
-from tsdoc.home import NOT_WRITABLE, READ_ONLY
+from tsdoc.home import FULL, MORE_SPACE, free_bytes, write_error
 from tsdoc.store.key import FORMAT
 from tsdoc.terminal import format_bytes
 
@@ -25,29 +25,15 @@ JSON_LIMIT = 4 << 20
 
 HEX_NAME = re.compile(r"[0-9a-f]{32}")
 _TEMP_NAME = re.compile(r"\.tmp-[0-9a-f]{16}")
-MORE_SPACE = "Free space, `tsdoc cache prune`, or point TSDOC_HOME to another disk."
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+STORE_NOT_WRITABLE = (
+    "Point TSDOC_HOME to a directory you can write, or keep nothing with --no-store."
+)
 _UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS})
 
 
 def store_error(error: OSError, path: Path, doing: str) -> StoreError | ResourceError:
     """Maps an OSError to the error of tsdoc that the user sees."""
-    if error.errno in _FULL:
-        return ResourceError(
-            f"{doing} failed: the disk is full ({format_bytes(free_bytes(path))} free)",
-            where=str(path),
-            hint=MORE_SPACE,
-        )
-    hint = NOT_WRITABLE if error.errno in READ_ONLY else None
-    return StoreError(f"{doing} failed ({error.strerror or error})", where=str(path), hint=hint)
-
-
-def free_bytes(path: Path) -> int:
-    """Bytes that this user may still write on the disk of `path` (or of its nearest parent)."""
-    while not path.exists() and path != path.parent:
-        path = path.parent
-    info = os.statvfs(path)
-    return info.f_bavail * info.f_frsize
+    return write_error(error, path, doing, hint=STORE_NOT_WRITABLE)
 
 
 def open_file(path: Path, flags: int) -> int:
@@ -217,7 +203,7 @@ def reserve(fd: int, num_bytes: int, path: Path) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
         _allocate(fd, num_bytes)
     except OSError as error:
-        if error.errno not in _FULL:
+        if error.errno not in FULL:
             raise
         os.ftruncate(fd, 0)
         raise ResourceError(

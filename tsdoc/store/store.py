@@ -14,10 +14,11 @@ from typing import Any
 import numpy.typing as npt
 
 from tsdoc.errors import CorruptPageError, DamagedStoreError, StoreError, StoreFormatError
+from tsdoc.home import free_bytes
 from tsdoc.store.begin import Beginning, OnWait
 from tsdoc.store.entry import Entry
 from tsdoc.store.eviction import EntryUse, delete, make_room, survey, tidy
-from tsdoc.store.files import free_bytes, named_dirs, store_error
+from tsdoc.store.files import named_dirs, store_error
 from tsdoc.store.key import PAGE_SIZE, Ids, KVShape, ModelKey, as_ids
 from tsdoc.store.listing import EntryInfo, describe, read_model
 from tsdoc.store.locks import Lock, lock_shared
