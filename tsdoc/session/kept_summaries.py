@@ -35,7 +35,7 @@ class KeptSummaries:
 
         Raises:
             StoreError: it cannot be written.
-        ResourceError: the disk is full.
+            ResourceError: the disk is full.
         """
         for directory in (self.home.records, self._directory.parent, self._directory):
             private_dir(directory)
