@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from tsdoc.kernels.election import Election, JointElection, Race
 from tsdoc.kernels.piece_rows import PieceRows
-from tsdoc.kernels.selection import ChunkRange, SelectionConfig, allowed_mask, cast_votes
+from tsdoc.kernels.selection import SelectionConfig, cast_votes
 from tsdoc.kernels.token_share import TokenShare
 from tsdoc.kernels.torch_scores import TorchScores
 from tsdoc.kernels.torch_selection import TorchSelector
@@ -97,25 +95,6 @@ class SequenceSelector(TorchSelector):
             return torch.empty(shape)
         return torch.cat(parts, dim=-1)
 
-    def _choose(
-        self,
-        logits: torch.Tensor,
-        start: int,
-        last: int,
-        ranges: Sequence[ChunkRange],
-        allowed: Sequence[tuple[int, int]] | None,
-    ) -> list[torch.Tensor]:
-        races = []
-        own = self._tokens.positions(start, last)
-        for row, around in enumerate(ranges):
-            end = min(around.local_start, last)
-            count = int((own < end).sum())
-            races.append(
-                Race(
-                    scores=logits[:, row, :, :count].flatten(0, 1),
-                    start=start,
-                    mask=allowed_mask(start, end, allowed),
-                    num_candidates=end - start,
-                )
-            )
-        return self._election.hold(races, self._config)
+    def _num_scored(self, start: int, end: int) -> int:
+        """See `TorchSelector`: this rank's keys."""
+        return len(self._tokens.positions(start, end))

@@ -162,11 +162,15 @@ class TorchSelector:
         races = []
         for row, around in enumerate(ranges):
             end = min(around.local_start, last)
-            scores = logits[:, row, :, : end - start].flatten(0, 1)
+            scores = logits[:, row, :, : self._num_scored(start, end)].flatten(0, 1)
             mask = allowed_mask(start, end, allowed)
             race = Race(scores=scores, start=start, mask=mask, num_candidates=end - start)
             races.append(race)
         return self._election.hold(races, self._config)
+
+    def _num_scored(self, start: int, end: int) -> int:
+        """How many of the keys [start, end) `score` gives scores of."""
+        return end - start
 
 
 def _every_candidate(
