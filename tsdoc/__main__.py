@@ -16,13 +16,15 @@ SUITED = {"OMP_WAIT_POLICY": "PASSIVE", "THP_MEM_ALLOC_ENABLE": "1"}
 
 
 def main() -> None:
-    """Runs the command line; Ctrl-C is one line even while it is still being imported."""
+    """Runs the command line; Ctrl-C and SIGTERM are one line even while it is being imported."""
     try:
         import signal
 
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             # What is imported could swallow an exception, as in a callback of the import system.
             signal.signal(signal.SIGINT, _stop)
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, _stop)
         for name, value in SUITED.items():
             os.environ.setdefault(name, value)
         from tsdoc.cli.app import main as run

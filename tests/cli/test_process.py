@@ -157,8 +157,10 @@ def test_tokens_of_a_model_that_is_no_file_are_not_estimated(tmp_path: Path) -> 
     assert (estimated.returncode, "≈" in estimated.stdout) == (0, True)
 
 
-def interrupt_at(script: str, *moments: str) -> tuple[int, str]:
-    """Sends SIGINT when a script says each of `moments`; returns its exit code and stderr."""
+def interrupt_at(
+    script: str, *moments: str, how: signal.Signals = signal.SIGINT
+) -> tuple[int, str]:
+    """Sends `how` when a script says each of `moments`; returns its exit code and stderr."""
     with subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(script)],
         env=ENVIRONMENT,
@@ -169,7 +171,7 @@ def interrupt_at(script: str, *moments: str) -> tuple[int, str]:
         assert process.stdout is not None
         for moment in moments:
             assert process.stdout.readline() == f"{moment}\n"
-            process.send_signal(signal.SIGINT)
+            process.send_signal(how)
         try:
             _, stderr = process.communicate(timeout=60)
         except subprocess.TimeoutExpired:
@@ -199,19 +201,23 @@ SLOW_COMMAND = """
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")
-def test_the_first_ctrl_c_ends_in_good_order() -> None:
-    ended = interrupt_at(SLOW_COMMAND.format(closing=0), "ready")
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_ctrl_c_or_sigterm_ends_in_good_order(how: signal.Signals) -> None:
+    ended = interrupt_at(SLOW_COMMAND.format(closing=0), "ready", how=how)
     assert ended == (130, "tsdoc: stopped\n")
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")
-def test_the_second_ctrl_c_ends_at_once() -> None:
-    assert interrupt_at(SLOW_COMMAND.format(closing=600), "ready", "closing") == (130, "")
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_the_second_ctrl_c_or_sigterm_ends_at_once(how: signal.Signals) -> None:
+    ended = interrupt_at(SLOW_COMMAND.format(closing=600), "ready", "closing", how=how)
+    assert ended == (130, "")
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")
-def test_ctrl_c_while_importing_cannot_be_swallowed() -> None:
-    script = """
+@pytest.mark.parametrize("how", ["SIGINT", "SIGTERM"])
+def test_ctrl_c_or_sigterm_while_importing_cannot_be_swallowed(how: str) -> None:
+    script = f"""
         import os, signal, sys, time
         from tsdoc.__main__ import main
 
@@ -219,7 +225,7 @@ def test_ctrl_c_while_importing_cannot_be_swallowed() -> None:
             def find_spec(self, name, path=None, target=None):
                 if name == "tsdoc.cli.app":
                     try:
-                        os.kill(os.getpid(), signal.SIGINT)
+                        os.kill(os.getpid(), signal.{how})
                         time.sleep(5)
                     except KeyboardInterrupt:
                         pass
@@ -230,6 +236,26 @@ def test_ctrl_c_while_importing_cannot_be_swallowed() -> None:
     """
     done = run_script(script)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "tsdoc: stopped\n")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")
+@pytest.mark.parametrize(("how", "ended"), [("SIGINT", "goes on"), ("SIGTERM", "ends")])
+def test_no_command_goes_on_after_sigterm(how: str, ended: str) -> None:
+    script = f"""
+        import os, signal
+        from tsdoc.cli.interrupt import Interrupts
+
+        with Interrupts(None) as interrupts:
+            try:
+                os.kill(os.getpid(), signal.{how})
+            except KeyboardInterrupt:
+                try:
+                    interrupts.forgive()
+                    print("goes on")
+                except KeyboardInterrupt:
+                    print("ends")
+    """
+    assert run_script(script).stdout == f"{ended}\n"
 
 
 def test_the_entry_point_imports_nothing_before_it_answers_ctrl_c() -> None:
