@@ -17,6 +17,7 @@ from tsdoc.eval.evaluate import evaluate
 from tsdoc.eval.request import EvalRequest
 from tsdoc.home import Home
 from tsdoc.ingest.options import IngestOptions
+from tsdoc.parallel.job import Shard
 from tsdoc.parallel.leader import Leader
 from tsdoc.progress import Silent
 from tsdoc.session import Session, loading
@@ -104,26 +105,39 @@ def test_a_conversation_goes_on_after_a_process_was_lost(start: Callable[..., Se
     assert other.poll() is not None
 
 
-@pytest.mark.parametrize("stage", ["prefill", "answer"])
+@pytest.mark.parametrize("stage", ["load", "prefill", "between blocks", "answer"])
 def test_a_process_that_ends_in_the_middle_ends_the_command(
-    start: Callable[..., Session], stage: str
+    start: Callable[..., Session], stage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    load, children = Leader.load, []
+
+    def kill_at_load(leader: Leader) -> Shard:
+        children.extend(leader._processes._children)
+        if stage == "load":
+            kill()
+        return load(leader)
+
+    def kill() -> None:
+        children[-1].kill()
+        if stage != "prefill":  # there, the next block may have begun
+            children[-1].wait()
+
     class Killer(Recorder):
         def advance(self, done: int) -> None:
-            if stage == "prefill" and self.stages[-1] == "prefill" and done >= 512:
-                children_of(session)[-1].kill()
+            if self.stages[-1] == "prefill" and done >= 512 and stage != "answer":
+                kill()
 
-    def kill(text: str) -> None:
+    def take(text: str) -> None:
         if stage == "answer":
-            children_of(session)[-1].kill()
+            kill()
 
+    monkeypatch.setattr(Leader, "load", kill_at_load)
     with start(Killer(), engine=EXACT, parallel={"tensor": 3}) as session:
         with pytest.raises(RankError, match="rank 2 of 3 ended"):
-            session.ask(QUESTION, kill)
-        started = children_of(session)
-        assert all(child.poll() is not None for child in started)
+            session.ask(QUESTION, take)
+        assert all(child.poll() is not None for child in children)
     with start(engine=EXACT) as session:
-        assert session.estimate().reused_tokens >= 512
+        assert session.estimate().reused_tokens >= (0 if stage == "load" else 512)
         session.ask(QUESTION, say_nothing)
 
 

@@ -114,6 +114,9 @@ class _ShardedWeights(Mapping[str, torch.Tensor]):
         part = tensor[:, count * self._shard.split.ranks.rank :][:, :count]
         return F.pad(part, (0, count - part.shape[1])).contiguous()
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._weights  # without cutting it
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._weights)
 

@@ -32,7 +32,13 @@ class Followers(Protocol):
         Args:
             operation: Name of the operation.
             arguments: Numbers, ids, ranges, caches, query logs and Selection Caches.
+
+        Raises:
+            RankError: another rank was lost, now or since the last operation.
         """
+
+    def renew(self) -> None:
+        """Nothing is under way: ranks that were lost since start anew for the next operation."""
 
     def know(self, cache: DeviceCache, pieces: Sequence[KVPiece], runner: Runner) -> None:
         """Remembers what a cache was made of, so that the others can make theirs."""
@@ -50,6 +56,9 @@ class Nobody:
 
     def know(self, cache: DeviceCache, pieces: Sequence[KVPiece], runner: Runner) -> None:
         """See `Followers.know`."""
+
+    def renew(self) -> None:
+        """See `Followers.renew`."""
 
     def close(self) -> None:
         """See `Followers.close`."""

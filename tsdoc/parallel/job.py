@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -72,15 +72,44 @@ class Shard:
     backend: Backend
 
 
-def load_shard(job: Job, mesh: Mesh) -> Shard:
+def load_shard(job: Job, mesh: Mesh, check: Callable[[], None] | None = None) -> Shard:
     """Loads this rank's part of the model.
+
+    Args:
+        job: Which model, and how it is shared.
+        mesh: All ranks.
+        check: Called before each tensor is read; what it raises ends the loading.
 
     Raises:
         ModelError: tensors are missing or misshapen.
         UsageError: there are more ranks than query heads.
     """
     directory = Path(job.directory)
-    return make_shard(job, mesh, read_config(directory), open_weights(directory))
+    weights = open_weights(directory)
+    if check is not None:
+        weights = _Checked(weights, check)
+    return make_shard(job, mesh, read_config(directory), weights)
+
+
+class _Checked(Mapping[str, "torch.Tensor"]):
+    """Weights; `check` is called before each tensor is read."""
+
+    def __init__(self, weights: Mapping[str, torch.Tensor], check: Callable[[], None]) -> None:
+        self._weights = weights
+        self._check = check
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        self._check()
+        return self._weights[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._weights
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)
 
 
 def make_shard(

@@ -22,7 +22,7 @@ from tsdoc.kernels.interface import DeviceCache
 from tsdoc.kernels.kv import KVPiece
 from tsdoc.kernels.ranks import Mesh, join_ranks
 from tsdoc.kernels.sharded_cache import ShardedCache, ShardedDecode
-from tsdoc.parallel.job import Job
+from tsdoc.parallel.job import Job, Shard, load_shard
 from tsdoc.parallel.processes import POLL_S, Processes
 
 if TYPE_CHECKING:
@@ -93,6 +93,32 @@ class Leader:
         processes.on_lost = mesh.abort
         return processes, mesh
 
+    def load(self) -> Shard:
+        """Loads this rank's part of the model, unless another rank is lost meanwhile.
+
+        Raises:
+            RankError: one was.
+            ModelError: tensors are missing or misshapen.
+            UsageError: there are more ranks than query heads.
+        """
+        return load_shard(self._job, self.mesh, self.check)
+
+    def check(self) -> None:
+        """Ends the other ranks where one of them is lost.
+
+        Raises:
+            RankError: one was.
+        """
+        if self._processes.has_lost():
+            cause = self._processes.why()
+            self._break()
+            raise cause
+
+    def renew(self) -> None:
+        """See `Followers.renew`."""
+        if not self._broken and self._processes.has_lost():
+            self._break()
+
     def know(self, cache: DeviceCache, pieces: Sequence[KVPiece], runner: Runner) -> None:
         """See `Followers.know`."""
         self._caches[cache] = {
@@ -104,9 +130,10 @@ class Leader:
     @contextlib.contextmanager
     def together(self, operation: str, /, **arguments: object) -> Iterator[None]:
         """See `Followers.together`."""
-        is_lost = self._broken or self._processes.has_lost()
-        self._refuse_stale(arguments, is_lost=is_lost)
-        if is_lost:
+        if not self._broken:
+            self.check()
+        self._refuse_stale(arguments)
+        if self._broken:
             self._start_anew()
         short = operation not in LONG_ON_GPU if self._on_gpu else operation in SHORT
         with _held_interrupts(short):
@@ -150,7 +177,7 @@ class Leader:
             time.sleep(POLL_S)
         return self._processes.why()
 
-    def _refuse_stale(self, arguments: dict[str, object], *, is_lost: bool) -> None:
+    def _refuse_stale(self, arguments: dict[str, object]) -> None:
         """An answer cannot go on with ranks that do not know how it began.
 
         Raises:
@@ -159,11 +186,7 @@ class Leader:
         for value in arguments.values():
             if not isinstance(value, Stateful) or value not in self._begun:
                 continue
-            if is_lost and not self._broken:
-                cause = self._processes.why()
-                self._break()
-                raise cause
-            if is_lost or value not in self._numbers:
+            if self._broken or value not in self._numbers:
                 raise RankError("the other processes were started anew", hint="Ask again.")
 
     def _encode(self, name: str, value: Any) -> object:

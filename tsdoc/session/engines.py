@@ -61,6 +61,11 @@ class Engines:
             )
         return self._engine
 
+    def renew(self) -> None:
+        """Nothing is under way: other ranks that were lost since start anew when needed."""
+        if self._loaded is not None:
+            self._loaded.team.followers.renew()
+
     def close(self) -> None:
         """Ends the other ranks, where there are any."""
         if self._loaded is not None:

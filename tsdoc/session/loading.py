@@ -124,7 +124,7 @@ def _load_on_ranks(
     parallel: ParallelSettings,
 ) -> LoadedModel:
     from tsdoc.engine.team import Team
-    from tsdoc.parallel.job import Job, load_shard
+    from tsdoc.parallel.job import Job
     from tsdoc.parallel.leader import Leader
 
     job = Job(
@@ -139,7 +139,7 @@ def _load_on_ranks(
     )
     leader = Leader(job)
     try:
-        shard = load_shard(job, leader.mesh)
+        shard = leader.load()
     except BaseException:
         leader.close()
         raise

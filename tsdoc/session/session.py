@@ -205,6 +205,8 @@ class Session:
             UsageError: the selection settings do not fit the model's window.
             ModelError: the model's template allows no second question.
         """
+        if tail is not None:
+            self._engines.renew()  # however long it was since the last turn
         before = tail or Tail()
         asked = self._question_ids(question, before)
         ids = before.ids[before.num_cached :] + asked
