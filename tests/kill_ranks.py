@@ -2,39 +2,130 @@
 
     python -m tests.kill_ranks --model DIRECTORY
 
-DIRECTORY is a converted model, `tiny` say; on a GPU, `--device cuda --ranks 2 --lines 4000
---long-answer 20000` without one. Every rank is killed while ranks start, in the prefill,
-in an answer whose document is kept, and the leader is interrupted as by Ctrl-C; `--random N` does
-so N times to any rank at any moment. Each time: all processes end within 10 s, the exit code is
-not 0, one line says why (none can, of a leader that was killed), and a run with another number of
-ranks goes on from what was committed and says what an undisturbed run says.
+DIRECTORY is a converted model, `tiny` say; without one, a small random one is made. On a GPU,
+`--device cuda --ranks 2 --lines 4000`. In each stage every rank is killed (SIGKILL), told to end
+(SIGTERM), and all are interrupted as by Ctrl-C (SIGINT to the terminal's group). `--random N` kills
+N times, any rank at any moment.
+
+Each time: all processes end within 10 s, the exit code is not 0, one line says why (none can, of a
+leader that was killed), `tsdoc cache verify` finds nothing, and a run with another number of ranks
+reuses all that was committed and says what an undisturbed run says. A run that had nothing left to
+compute (`close`) may also end well.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import random
+import select
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from tsdoc.store.journal import journal_header
 
 LIMIT_S = 10.0
 NUM_LINES = 140  # about 2,350 tokens
 OPTIONS = ["prefill_block=512", "chunk_size=256", "top_k=512", "threads=1"]
 OPTIONS += ["decode_weights=float32"]  # as several ranks do
 EXACT = ["compute_dtype=float32", "kv_dtype=float32"]
-STAGES = ("start", "prefill", "answer")
+FRESH = ("start", "meet", "load", "open", "prefill", "save")  # from nothing
+KEPT = ("question", "answer", "evidence", "close")  # the document is in the store
+STAGES = (*FRESH, *KEPT)
+TIMES = {"prefill": 3, "save": 2, "answer": 3}  # how often a stage is come to
+WAYS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "int": signal.SIGINT}
+
+
+class Run:
+    """One process of the command line and the ranks that it started.
+
+    Attributes:
+        pids: Of all ranks, once they have started; the leader's first.
+    """
+
+    def __init__(self, command: list[str], home: Path) -> None:
+        self._said, fd = os.pipe()
+        self._lines = os.fdopen(self._said, encoding="utf-8")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.said_stages", str(fd), *command],
+            env={**os.environ, "TSDOC_HOME": str(home)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            pass_fds=[fd],
+            process_group=0,  # as a shell starts it: Ctrl-C goes to all of the group
+        )
+        os.close(fd)
+        self.pids = [self.process.pid]
+
+    def next_stage(self) -> str | None:
+        """Waits for what the ranks do next; None once the leader has ended."""
+        line = self._lines.readline()
+        if not line:
+            return None
+        said = json.loads(line)
+        if said["stage"] == "start":
+            self.pids = [self.process.pid, *said["pids"]]
+        stage: str = said["stage"]
+        return stage
+
+    def wait_for(self, stage: str, times: int) -> bool:
+        """Returns when the ranks have come to a stage so many times; False if they never do."""
+        while times and (found := self.next_stage()) is not None:
+            times -= found == stage
+        return not times
+
+    def end(self) -> tuple[str, str, float]:
+        """Waits for the end of all ranks; what the leader wrote, and how long it took."""
+        begun = time.monotonic()
+        with watched(self.pids) as ended:
+            out, err = self.process.communicate()
+            while ended():
+                pass
+        return out, err, time.monotonic() - begun
+
+    def close(self) -> None:
+        self._lines.close()
+        self.process.kill()
+        self.process.wait()
+
+
+@contextmanager
+def watched(pids: list[int]) -> Iterator[Any]:
+    """Gives what waits until one more of `pids` has ended, and tells whether one had not."""
+    poller, running = select.poll(), 0
+    fds = []
+    for pid in pids:
+        try:
+            fds.append(os.pidfd_open(pid))
+        except ProcessLookupError:
+            continue
+        poller.register(fds[-1], select.POLLIN)
+        running += 1
+
+    def one_more() -> bool:
+        nonlocal running
+        if not running:
+            return False
+        for fd, _ in poller.poll(60_000) or [(0, 0)]:
+            assert fd, "still running after a minute"
+            poller.unregister(fd)
+            running -= 1
+        return True
+
+    try:
+        yield one_more
+    finally:
+        for fd in fds:
+            os.close(fd)
 
 
 @dataclass
@@ -49,142 +140,125 @@ class Trial:
     model: Path
     is_random: bool
     device: str
-    long_answer: int
+    parallel: list[str]
+    num_ranks: int
 
     @property
     def home(self) -> Path:
         return self.work / "home"
 
-    def start(self, num_ranks: int, *, streams: bool = False) -> subprocess.Popen[str]:
-        """Starts a run that says JSON, or one with a long answer that comes word by word."""
-        command = [sys.executable, "-m", "tsdoc", "ask", str(self.work / "facts.txt"), "Which?"]
-        command += ["--model", str(self.model), "--offline", "--device", self.device]
-        command += ["--parallel", str(num_ranks), "--max-new-tokens"]
-        command += [str(self.long_answer)] if streams else ["8", "--json"]
+    def forget(self) -> None:
+        shutil.rmtree(self.home / "store", ignore_errors=True)
+
+    def start(self, parallel: list[str]) -> Run:
+        command = ["ask", str(self.work / "facts.txt"), "Which?", "--json", "--offline"]
+        command += ["--model", str(self.model), "--device", self.device]
+        command += ["--max-new-tokens", "8", *parallel]
         exact = EXACT if self.device == "cuda" else []
         command += [part for value in [*OPTIONS, *exact] for part in ("--set", value)]
-        return subprocess.Popen(
-            command,
-            env={**os.environ, "TSDOC_HOME": str(self.home)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        return Run(command, self.home)
 
     def finish(self, num_ranks: int) -> dict[str, Any]:
-        process = self.start(num_ranks)
-        out, err = process.communicate()
-        assert process.returncode == 0, err
+        with closing(self.start(["--parallel", str(num_ranks)])) as run:
+            while run.next_stage() is not None:
+                pass
+            out, err, _ = run.end()
+            assert run.process.returncode == 0, err
         report: dict[str, Any] = json.loads(out)
         return report
 
-    def compare(self, again: dict[str, Any], whole: dict[str, Any]) -> None:
+    def compare(self, again: dict[str, Any], whole: dict[str, Any]) -> str:
         found, expected = (report["answers"][0]["text"] for report in (again, whole))
         assert self.is_random or found == expected, (found, expected)
-        if self.is_random:
-            say(f"  the same text: {found == expected}")
+        return "" if found == expected else ", another text"
 
-    def committed_bytes(self) -> int:
-        journals = (self.home / "store").rglob("journal.bin")
-        return max((path.stat().st_size for path in journals), default=0)
+    def check_store(self) -> int:
+        """Verifies the store; the tokens that are committed."""
+        done = subprocess.run(
+            [sys.executable, "-m", "tsdoc", "cache", "verify", "--json"],
+            env={**os.environ, "TSDOC_HOME": str(self.home)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, (done.stdout, done.stderr)
+        from tsdoc.store import Store
 
-
-def followers(pid: int) -> list[int]:
-    """The other ranks of a leader, in their order; not what else it starts."""
-    found = {}
-    for path in Path("/proc").iterdir():
-        if path.name.isdigit() and state(int(path.name))[1] == pid:
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                arguments = (path / "cmdline").read_bytes().split(b"\0")
-                if any(b"follow_main" in argument for argument in arguments):
-                    found[int(arguments[-3])] = int(path.name)
-    return [found[rank] for rank in sorted(found)]
+        (committed,) = [e.committed_tokens for e in Store(self.home / "store").list()] or [0]
+        return committed
 
 
-def state(pid: int) -> tuple[str, int]:
-    """State and parent of a process; "X" when it has ended."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return "X", 0
-    return fields[0], int(fields[1])
+def kill(run: Run, rank: int, how: signal.Signals) -> None:
+    if how == signal.SIGINT:
+        os.killpg(run.process.pid, how)
+    else:
+        os.kill(run.pids[rank], how)
 
 
-def wait_for(trial: Trial, process: subprocess.Popen[str], stage: str, num_ranks: int) -> None:
-    """Returns when a run has come to a stage."""
-    while process.poll() is None:
-        started = len(followers(process.pid)) == num_ranks - 1
-        if stage == "start" and started:
-            time.sleep(0.5)
-            return
-        if stage == "prefill" and trial.committed_bytes() > len(journal_header("0" * 32)):
-            return
-        if stage == "answer" and started and process.stdout is not None:
-            process.stdout.read(1)  # its first word, or all of an answer that has none
-            return
-        time.sleep(0.01)
-    raise AssertionError(process.communicate())
-
-
-def kill(trial: Trial, stage: str, rank: int, how: signal.Signals, num_ranks: int) -> None:
-    """One run, one death, and what comes after."""
-    if stage != "answer":
-        shutil.rmtree(trial.home / "store", ignore_errors=True)
-    process = trial.start(num_ranks, streams=stage == "answer")
-    wait_for(trial, process, stage, num_ranks)
-    end(process, stage, rank, how, num_ranks)
-
-
-def end(
-    process: subprocess.Popen[str], when: str, rank: int, how: signal.Signals, num_ranks: int
-) -> None:
-    """Ends a rank of a run, and looks at how the others end."""
-    others = followers(process.pid)
-    os.kill(process.pid if rank == 0 else others[rank - 1], how)
-    begun = time.monotonic()
-    out, err = process.communicate()
-    while any(state(pid)[0] not in "XZ" for pid in others):
-        time.sleep(0.01)
-    seconds = time.monotonic() - begun
+def check_end(
+    run: Run, when: str, rank: int, how: signal.Signals, num_ranks: int
+) -> tuple[float, int]:
+    """Looks at how all ranks end after one was killed: the seconds, and the exit code."""
+    out, err, seconds = run.end()
+    code = run.process.returncode
     assert seconds < LIMIT_S, (seconds, err)
-    expected = {0: -how if how == signal.SIGKILL else 130}.get(rank, 6)
-    assert process.returncode == expected, (process.returncode, err)
     lines = [line for line in err.splitlines() if line.startswith("tsdoc:")]
-    assert len(lines) == (0 if rank == 0 and how == signal.SIGKILL else 1), err
+    if code == 0 and when == "close":
+        assert json.loads(out)["answers"], out
+        return seconds, code
     if rank:
-        assert f"rank {rank} of {num_ranks} ended (signal 9)" in lines[0], err
-        assert when == "answer" or json.loads(out)["error"]["code"] == "rank"
-    say(f"{when}, rank {rank}, {how.name}: ended after {seconds:.2f} s, exit {process.returncode}")
+        assert code == 6, (code, err)
+        assert f"rank {rank} of {num_ranks} ended (signal {how.value})" in lines[0], err
+        assert json.loads(out)["error"]["code"] == "rank", out
+    else:
+        assert code == (-how if how == signal.SIGKILL else 130), (code, err)
+    assert len(lines) == (0 if code == -signal.SIGKILL else 1), err
+    assert "Traceback" not in err, err
+    return seconds, code
 
 
-def kill_at_any_moment(trial: Trial, chance: random.Random, num_ranks: int, whole_s: float) -> bool:
-    """One run from nothing and one death; False when the run was over before it."""
-    shutil.rmtree(trial.home / "store", ignore_errors=True)
-    process = trial.start(num_ranks)
-    while process.poll() is None and len(followers(process.pid)) < num_ranks - 1:
-        time.sleep(0.01)
-    seconds = chance.uniform(0, whole_s)
-    time.sleep(seconds)
-    rank = chance.randrange(num_ranks)
-    how = signal.SIGKILL if rank or chance.random() < 0.5 else signal.SIGINT
-    if process.poll() is not None or len(followers(process.pid)) < num_ranks - 1:
-        assert process.communicate() and process.returncode == 0
-        return False
-    end(process, f"after {seconds:.1f} s", rank, how, num_ranks)
-    return True
+def kill_in_stage(trial: Trial, stage: str, rank: int, how: signal.Signals) -> str:
+    """One run and one death; what was seen."""
+    if stage in FRESH:
+        trial.forget()
+    with closing(trial.start(trial.parallel)) as run:
+        assert run.wait_for(stage, TIMES.get(stage, 1)), run.end()
+        kill(run, rank, how)
+        seconds, code = check_end(run, stage, rank, how, trial.num_ranks)
+    return f"ended after {seconds:.2f} s, exit {code}"
+
+
+def kill_at_any_moment(
+    trial: Trial, chance: random.Random, whole_s: float
+) -> tuple[str, int, signal.Signals] | None:
+    """One run from nothing and one death; None when the run was over before it."""
+    trial.forget()
+    with closing(trial.start(trial.parallel)) as run:
+        assert run.wait_for("start", 1), run.end()
+        seconds = chance.uniform(0, whole_s)
+        time.sleep(seconds)  # a moment that no stage names
+        rank = chance.randrange(trial.num_ranks)
+        how = chance.choice([signal.SIGKILL, signal.SIGTERM, *[signal.SIGINT] * (rank == 0)])
+        if run.process.poll() is not None:
+            return None
+        try:
+            kill(run, rank, how)
+        except ProcessLookupError:
+            return None  # it has just ended
+        found, code = check_end(run, "close", rank, how, trial.num_ranks)
+    return f"after {seconds:.1f} s: ended after {found:.2f} s, exit {code}", rank, how
+
+
+def go_on(trial: Trial, rank: int, whole: dict[str, Any]) -> str:
+    """A run of another number of ranks, after one that was killed; what was seen."""
+    committed = trial.check_store()
+    again = trial.finish(2 if rank else 1)
+    assert again["reused_tokens"] == min(committed, whole["prompt_tokens"]), again
+    return f"goes on from {committed} tokens{trial.compare(again, whole)}"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", type=Path, help="without one, a small random one is made")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--lines", type=int, default=NUM_LINES)
-    parser.add_argument("--long-answer", type=int, default=400)
-    parser.add_argument("--ranks", type=int, default=3)
-    parser.add_argument("--stages", default=",".join(STAGES))
-    parser.add_argument("--random", type=int, default=0)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
+    arguments = parse()
     # Shells start background jobs deaf to Ctrl-C, and the processes started here inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="tsdoc-ranks-") as name:
@@ -193,38 +267,52 @@ def main() -> None:
             model=arguments.model or random_model(Path(name) / "model"),
             is_random=arguments.model is None,
             device=arguments.device,
-            long_answer=arguments.long_answer,
+            parallel=["--parallel", str(arguments.ranks)]
+            + ["--set", f"parallel.sequence={arguments.sequence}"] * (arguments.sequence > 1),
+            num_ranks=arguments.ranks * arguments.sequence,
         )
         count = arguments.lines
         lines = [f"Shelf {i} of the archive holds {i * 37 % 1000} boxes." for i in range(count)]
         (trial.work / "facts.txt").write_text("\n".join(lines), encoding="utf-8")
         whole = trial.finish(1)
+        ways = [WAYS[way] for way in arguments.ways.split(",")]
         for stage in filter(None, arguments.stages.split(",")):
-            deaths = [(rank, signal.SIGKILL) for rank in range(arguments.ranks)]
-            for rank, how in [*deaths, (0, signal.SIGINT)]:
-                kill(trial, stage, rank, how, arguments.ranks)
-                again = trial.finish(2 if rank else 1)
-                trial.compare(again, whole)
-                assert stage == "start" or again["reused_tokens"] >= 512
-                say(f"  goes on from {again['reused_tokens']} tokens")
+            for how in ways:
+                for rank in range(1 if how == signal.SIGINT else trial.num_ranks):
+                    seen = kill_in_stage(trial, stage, rank, how)
+                    say(f"{stage}, rank {rank}, {how.name}: {seen}; {go_on(trial, rank, whole)}")
         if arguments.random:
-            any_moment(trial, arguments.random, arguments.seed, arguments.ranks, whole)
+            any_moment(trial, arguments.random, arguments.seed, whole)
 
 
-def any_moment(trial: Trial, count: int, seed: int, num_ranks: int, whole: dict[str, Any]) -> None:
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", type=Path, help="without one, a small random one is made")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--lines", type=int, default=NUM_LINES)
+    parser.add_argument("--ranks", type=int, default=3, help="of the tensor axis")
+    parser.add_argument("--sequence", type=int, default=1)
+    parser.add_argument("--stages", default=",".join(STAGES))
+    parser.add_argument("--ways", default=",".join(WAYS))
+    parser.add_argument("--random", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0)
+    return parser.parse_args()
+
+
+def any_moment(trial: Trial, count: int, seed: int, whole: dict[str, Any]) -> None:
     """Kills `count` runs, each at a moment that `seed` decides."""
     chance = random.Random(seed)
-    shutil.rmtree(trial.home / "store", ignore_errors=True)
+    trial.forget()
     begun = time.monotonic()
-    trial.finish(num_ranks)
+    trial.finish(trial.num_ranks)
     whole_s = time.monotonic() - begun
     for _ in range(count):
-        if not kill_at_any_moment(trial, chance, num_ranks, whole_s):
+        killed = kill_at_any_moment(trial, chance, whole_s)
+        if killed is None:
             say("over before it")
             continue
-        again = trial.finish(chance.choice((1, 2)))
-        trial.compare(again, whole)
-        say(f"  goes on from {again['reused_tokens']} tokens")
+        seen, rank, how = killed
+        say(f"rank {rank}, {how.name}, {seen}; {go_on(trial, chance.choice((0, 1)), whole)}")
 
 
 def random_model(directory: Path) -> Path:
