@@ -154,6 +154,11 @@ class EngineSettings(_Group):
     index_candidates: Annotated[int, Field(ge=1, le=64)] = 3
     device_memory: Positive | None = None
 
+    @field_validator("index", mode="before")
+    @classmethod
+    def _none_is_a_name(cls, value: object) -> object:
+        return "none" if value is None else value  # as `--set index=none` is read
+
 
 class PromptSettings(_Group):
     """Limits of the prompt, in tokens."""

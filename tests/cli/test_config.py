@@ -63,6 +63,12 @@ def test_assignments(text: str, key: str, value: object) -> None:
     assert assignment_layer([text]).values == {key: value}
 
 
+def test_no_index_can_be_asked_for() -> None:
+    profile = Layer(origin="profile x", values={"engine.index": "int4"})
+    resolved = resolve_settings([assignment_layer(["index=none"]), profile])
+    assert resolved.settings.engine.index == "none"
+
+
 def test_the_last_of_equal_assignments_counts() -> None:
     assert assignment_layer(["seed=1", "answer.seed=2"]).values == {"answer.seed": "2"}
 
