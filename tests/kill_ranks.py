@@ -315,7 +315,7 @@ def any_moment(trial: Trial, count: int, seed: int, whole: dict[str, Any]) -> No
         say(f"rank {rank}, {how.name}, {seen}; {go_on(trial, chance.choice((0, 1)), whole)}")
 
 
-def random_model(directory: Path) -> Path:
+def random_model(directory: Path, **shape: int) -> Path:
     """Makes a small model that is fast on a GPU, with a tokenizer."""
     import torch
 
@@ -326,7 +326,7 @@ def random_model(directory: Path) -> Path:
     vocabulary = json.loads((directory / "tokenizer.json").read_text("utf-8"))["model"]["vocab"]
     stop = len(vocabulary) + 3
     oracle = make_oracle(
-        "qwen2", vocab_size=stop + 13, max_position_embeddings=8192, eos_token_id=stop
+        "qwen2", vocab_size=stop + 13, max_position_embeddings=8192, eos_token_id=stop, **shape
     )
     with torch.no_grad():
         oracle.lm_head.weight[stop] = 0.0  # never the likeliest: answers are as long as asked
