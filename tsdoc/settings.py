@@ -196,10 +196,12 @@ class ParallelSettings(_Group):
     Attributes:
         tensor: Processes that share the weights and the heads.
         sequence: Processes that share the tokens of the cache.
+        launcher: Who starts them: tsdoc, on this machine, or torchrun, on several (CPU).
     """
 
     tensor: Annotated[int, Field(ge=1, le=64)] = 1
     sequence: Annotated[int, Field(ge=1, le=64)] = 1
+    launcher: Literal["tsdoc", "torchrun"] = "tsdoc"
 
     @property
     def size(self) -> int:

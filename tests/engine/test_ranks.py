@@ -26,6 +26,7 @@ from tsdoc.kernels.kv import MemoryPiece
 from tsdoc.kernels.ranks import Mesh, SoloRanks
 from tsdoc.kernels.selection import SelectionConfig
 from tsdoc.kernels.sharded_cache import ShardedBackend
+from tsdoc.kernels.spread_cache import SpreadBackend
 from tsdoc.models.locate import LocatedModel
 from tsdoc.models.weights import open_weights
 from tsdoc.prompt.tokenizer import TextTokenizer
@@ -44,16 +45,31 @@ class Outcome:
 
 
 def sharded_engine(
-    oracle: transformers.PreTrainedModel, selection: SelectionConfig, mesh: Mesh
+    oracle: transformers.PreTrainedModel,
+    selection: SelectionConfig,
+    mesh: Mesh,
+    *,
+    spread: bool = False,
 ) -> Engine:
-    shard = shard_model(make_config(oracle), mesh.tensor)
+    config = make_config(oracle)
+    shard = shard_model(config, mesh.tensor)
     weights = shard.weights(oracle.state_dict())
+    backend = ShardedBackend(shard.heads, mesh, share_tokens=16)
+    if spread:
+        backend = SpreadBackend(
+            shard.heads,
+            mesh,
+            num_layers=config.num_layers,
+            head_dim=config.head_dim,
+            kv_dtype="float32",
+            share_tokens=16,
+        )
     return Engine(
         Decoder(shard.config, weights, torch.float32, shard.split),
         selection,
         max_tokens=4096,
         question_chunk_size=selection.chunk_size,
-        backend=ShardedBackend(shard.heads, mesh, share_tokens=16),
+        backend=backend,
         team=Team(mesh=mesh),
     )
 
@@ -89,21 +105,29 @@ def compare(
     selection: SelectionConfig,
     tensor: int,
     sequence: int = 1,
+    *,
+    spread: bool = False,
 ) -> None:
     single = make_engine(oracle, selection, question_chunk_size=selection.chunk_size)
     ids = token_ids(PROMPT + QUESTION, seed=4)
     reference, shared = pieces_of(single), pieces_of(single)
     expected = answer(single, reference, ids)
-    outcomes = run_ranks(
-        tensor, sequence, lambda mesh: answer(sharded_engine(oracle, selection, mesh), shared, ids)
-    )
+
+    def work(mesh: Mesh) -> Outcome:
+        engine = sharded_engine(oracle, selection, mesh, spread=spread)
+        pieces: list[MemoryPiece] = shared
+        if isinstance(engine.backend, SpreadBackend) and mesh.world.rank > 0:
+            pieces = [engine.backend.own_piece(one.start, one.capacity) for one in shared]
+        return answer(engine, pieces, ids)
+
+    outcomes = run_ranks(tensor, sequence, work)
     for found in outcomes:
         assert found.tokens == expected.tokens
         assert found.hits == expected.hits
         assert (found.logits - expected.logits).abs().max() <= 1e-3
         torch.testing.assert_close(found.votes, expected.votes, rtol=1e-3, atol=1e-6)
         torch.testing.assert_close(found.attention, expected.attention, rtol=1e-3, atol=1e-6)
-    for one, other in zip(reference, shared, strict=True):
+    for one, other in zip(reference, shared[: 1 if spread else 2], strict=not spread):
         for layer in range(3):
             np.testing.assert_allclose(other.keys(layer), one.keys(layer), atol=1e-4)
             np.testing.assert_allclose(other.values(layer), one.values(layer), atol=1e-4)
@@ -143,6 +167,14 @@ def test_heads_and_tokens_are_shared_at_once(tensor: int, sequence: int) -> None
     oracle = make_oracle("qwen2", seed=5, num_attention_heads=9, num_key_value_heads=3)
     compare(oracle, SMALL, tensor, sequence)
     compare(oracle, VARIANTS["head_vote_per_kv_head"], tensor, sequence)
+
+
+@pytest.mark.parametrize(("tensor", "sequence"), [(2, 1), (4, 1), (1, 2), (2, 2)])
+@pytest.mark.parametrize("heads", ["9/3", "14/2"])
+def test_ranks_share_no_memory(heads: str, tensor: int, sequence: int) -> None:
+    queries, keys = HEADS[heads]
+    oracle = make_oracle("qwen2", seed=5, num_attention_heads=queries, num_key_value_heads=keys)
+    compare(oracle, SMALL, tensor, sequence, spread=True)
 
 
 def test_everything_fits_the_budget_of_ranks_that_share_the_tokens() -> None:

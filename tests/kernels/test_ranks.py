@@ -50,16 +50,16 @@ def test_what_ranks_say_to_each_other(tmp_path: Path) -> None:
 
 def test_nobody_has_met_before_all_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The first to come away removes the file, which a later one may still have to read.
-    make, ready = ranks._make_group, {}
+    make, ready = ranks._make_gloo_here, {}
 
-    def make_slowly(store: Any, rank: int, size: int, device: str) -> Any:
-        group = make(store, rank, size, device)
+    def make_slowly(store: Any, rank: int, size: int) -> Any:
+        group = make(store, rank, size)
         if rank == 1:
             time.sleep(0.4)
             ready["at"] = time.monotonic()
         return group
 
-    monkeypatch.setattr(ranks, "_make_group", make_slowly)
+    monkeypatch.setattr(ranks, "_make_gloo_here", make_slowly)
     joined = meet(tmp_path / "meeting", 2, 1, lambda mesh: time.monotonic())
     assert min(joined) >= ready["at"]
 

@@ -18,6 +18,7 @@ from tsdoc.kernels.ranks import Mesh
 from tsdoc.kernels.rope import RopeTable, make_rope_table
 from tsdoc.kernels.selection import SelectionConfig
 from tsdoc.kernels.shared_kv import FilePiece
+from tsdoc.kernels.spread_cache import SpreadBackend
 from tsdoc.parallel.job import Shard
 
 
@@ -115,9 +116,15 @@ class Follower:
             rope=self._ropes[positions],
             team=Team(mesh=self._mesh),
         )
-        made = [_make_piece(piece) for piece in pieces]
+        made = [self._make_piece(piece) for piece in pieces]
         cache = self._shard.backend.cache(made, runner.rope, runner.selection)
         return _Cache(cache=cache, runner=runner)
+
+    def _make_piece(self, fields: dict[str, Any]) -> KVPiece:
+        backend = self._shard.backend
+        if isinstance(backend, SpreadBackend):
+            return backend.own_piece(**fields)
+        return FilePiece(KVFile(**fields)) if "path" in fields else DevicePiece(**fields)
 
     def _make_decode(self, *, cache: _Cache, **begun: Any) -> _Decode:
         decode = cache.cache.start_decode(**begun)
@@ -133,7 +140,3 @@ class Follower:
             num_tokens=num_tokens,
             device=self._shard.backend.device,
         )
-
-
-def _make_piece(fields: dict[str, Any]) -> KVPiece:
-    return FilePiece(KVFile(**fields)) if "path" in fields else DevicePiece(**fields)

@@ -37,6 +37,7 @@ class Job:
         kv_dtype: "float32" or "bfloat16".
         device_memory: Bytes of each GPU to use at most; None is all there is.
         threads: CPU threads of each rank.
+        spread: The ranks are on several machines, which share no memory.
     """
 
     directory: str
@@ -47,6 +48,7 @@ class Job:
     kv_dtype: str
     device_memory: int | None
     threads: int
+    spread: bool = False
 
     @property
     def size(self) -> int:
@@ -129,11 +131,23 @@ def make_shard(
     shard = shard_model(config, mesh.tensor)
     from tsdoc.engine.decoder import Decoder
     from tsdoc.kernels.sharded_cache import ShardedBackend
+    from tsdoc.kernels.spread_cache import SpreadBackend
     from tsdoc.kernels.workers import Workers
 
     workers = Workers()
     decoder = Decoder(shard.config, shard.weights(weights), dtype, shard.split, workers=workers)
-    backend = ShardedBackend(shard.heads, mesh, workers)
+    backend: Backend = (
+        SpreadBackend(
+            shard.heads,
+            mesh,
+            num_layers=config.num_layers,
+            head_dim=config.head_dim,
+            kv_dtype=job.kv_dtype,
+            workers=workers,
+        )
+        if job.spread
+        else ShardedBackend(shard.heads, mesh, workers)
+    )
     return Shard(config=config, decoder=decoder, backend=backend)
 
 
@@ -190,6 +204,10 @@ def check_parallel(
     if not sys.platform.startswith("linux"):
         raise UsageError("several processes are supported on Linux alone")
     if device == "cuda":
+        if parallel.launcher == "torchrun":
+            raise UsageError(
+                "several machines are supported on their CPUs alone", hint="Add --device cpu."
+            )
         _check_cuda(parallel, config, selection)
 
 

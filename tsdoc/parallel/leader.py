@@ -22,8 +22,9 @@ from tsdoc.kernels.interface import DeviceCache
 from tsdoc.kernels.kv import KVPiece
 from tsdoc.kernels.ranks import Mesh, join_ranks
 from tsdoc.kernels.sharded_cache import ShardedCache, ShardedDecode
+from tsdoc.parallel.hosts import Hosts
 from tsdoc.parallel.job import Job, Shard, load_shard
-from tsdoc.parallel.processes import POLL_S, Processes
+from tsdoc.parallel.processes import POLL_S, Others, Processes
 
 if TYPE_CHECKING:
     from tsdoc.engine.forward import Runner
@@ -51,6 +52,7 @@ class Leader:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._on_gpu = job.device == "cuda"
+        self._own_kv = self._on_gpu or job.spread  # K and V are each rank's own
         self._caches: weakref.WeakKeyDictionary[DeviceCache, dict[str, Any]] = (
             weakref.WeakKeyDictionary()
         )
@@ -65,8 +67,11 @@ class Leader:
         self._dropped: list[int] = []
         self._broken = False
 
-    def _meet(self) -> tuple[Processes, Mesh]:
+    def _meet(self) -> tuple[Others, Mesh]:
         job = self._job
+        if job.spread:
+            hosts = Hosts(job)
+            return hosts, hosts.mesh
         processes = Processes(job)
         found: list[Mesh | BaseException] = []
 
@@ -124,7 +129,7 @@ class Leader:
         self._caches[cache] = {
             "selection": asdict(runner.selection),
             "positions": runner.rope.cos.shape[0],
-            "pieces": [_describe(piece) for piece in pieces],
+            "pieces": [_describe(piece, spread=self._job.spread) for piece in pieces],
         }
 
     @contextlib.contextmanager
@@ -208,7 +213,7 @@ class Leader:
         if number is None:
             number, self._next = self._next, self._next + 1
             self._numbers[value] = number
-            if kind != "cache" or self._on_gpu:  # there, K and V are the ranks' own
+            if kind != "cache" or self._own_kv:
                 self._begun.add(value)
             weakref.finalize(value, self._dropped_in(), number)
             self._processes.send({"do": "make", "kind": kind, "number": number, **made})
@@ -224,6 +229,8 @@ class Leader:
         return drop
 
     def _start_anew(self) -> None:
+        if self._job.spread:  # only torchrun can
+            raise self._processes.why()
         self._processes.end()
         processes, mesh = self._meet()
         self._processes = processes
@@ -250,11 +257,11 @@ class Leader:
         self.close()
 
 
-def _describe(piece: KVPiece) -> dict[str, Any]:
+def _describe(piece: KVPiece, *, spread: bool) -> dict[str, Any]:
     file = piece.file
-    if file is not None:
+    if file is not None and not spread:
         return asdict(file)
-    if piece.on_host:
+    if piece.on_host and not spread:
         raise ValueError("these K and V are not in memory that ranks share")
     return {"start": piece.start, "capacity": piece.capacity}
 

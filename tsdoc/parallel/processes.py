@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from tsdoc.errors import RankError
 from tsdoc.parallel.job import Job
@@ -29,8 +29,31 @@ _START = (
 )
 
 
+class Others(Protocol):
+    """Ranks 1 … size - 1 of a job, as the leader reaches them."""
+
+    def has_lost(self) -> bool:
+        """Whether one has ended."""
+
+    def why(self) -> RankError:
+        """Says which one ended, as far as that is known."""
+
+    def send(self, message: Any) -> None:
+        """Tells all what comes next.
+
+        Raises:
+            RankError: one ended.
+        """
+
+    def close(self) -> None:
+        """Lets them end in good order."""
+
+    def end(self) -> None:
+        """Ends them at once."""
+
+
 class Processes:
-    """Ranks 1 … size - 1 of a job.
+    """See `Others`: processes of this machine, which this one starts.
 
     Args:
         job: What they work on.

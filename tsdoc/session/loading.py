@@ -69,7 +69,7 @@ def resolve_compute_dtype(settings: EngineSettings, model: LocatedModel, device:
 def warn_of_few_cores(parallel: ParallelSettings, device: Device, reporter: Reporter) -> None:
     """Warns where several ranks would have to share a core of the CPU."""
     cores = num_cpus()
-    if device == "cpu" and parallel.size > cores:
+    if device == "cpu" and parallel.launcher == "tsdoc" and parallel.size > cores:
         reporter.warn(
             "few_cores",
             "--parallel",
@@ -136,6 +136,7 @@ def _load_on_ranks(
         kv_dtype=settings.kv_dtype,
         device_memory=settings.device_memory,
         threads=settings.threads or max(1, num_cpus() // parallel.size),
+        spread=parallel.launcher == "torchrun",
     )
     leader = Leader(job)
     try:
