@@ -14,6 +14,9 @@ class Reporter(Protocol):
     def advance(self, done: int) -> None:
         """`done` units of the current stage are finished (absolute, not an increment)."""
 
+    def working(self, units: int) -> None:
+        """Work behind those is as far as if `units` more were done; none of it is kept yet."""
+
     def finish(self) -> None:
         """The current stage is over."""
 
@@ -34,6 +37,9 @@ class Silent:
         """Ignored."""
 
     def advance(self, done: int) -> None:
+        """Ignored."""
+
+    def working(self, units: int) -> None:
         """Ignored."""
 
     def finish(self) -> None:

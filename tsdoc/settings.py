@@ -65,7 +65,7 @@ class ModelSettings(_Group):
         source: `default`, `hf:ORG/NAME[@REV]`, `pypi:NAME`, or the path of a directory or .gguf.
         name: What the model is called, where `source` does not say it.
         licence: SPDX id or name of the weights' licence; None when unknown.
-        note: Said once when the model is used ("an unofficial copy of …").
+        note: Said when the model is first used ("an unofficial copy of …").
         wheels: For `pypi:` sources, the wheels whose members joined in order are a GGUF file.
         gguf_sha256: Hex digest of the joined file.
         download_bytes: Size of the download, where the source does not say it.

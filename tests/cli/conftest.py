@@ -94,7 +94,7 @@ class FakeSession:
             prompt_tokens=100,
             reused_tokens=reused,
             prefill_tokens=100 - reused,
-            prefill_s=2.0,
+            prefill_s=self.behaviour.known_prefill_s,
             kv_bytes=2_000_000,
             free_disk_bytes=10**9,
             memory_bytes=10**8,
@@ -243,6 +243,7 @@ class FakeServices(Services):
         self.answer_s = 1.5
         self.evidence: Evidence | None = make_evidence()
         self.reused_tokens = 0
+        self.known_prefill_s: float | None = None
         self.count: CountTexts | None = None
         self.document = make_document()
         self.sessions: list[FakeSession] = []

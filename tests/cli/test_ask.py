@@ -108,10 +108,16 @@ def test_an_answer_that_was_ended_for_its_loop_is_marked(cli: Cli, services: Fak
     assert "answer_looped" in [warning["code"] for warning in value["warnings"]]
 
 
-def test_a_small_model_is_said_for_a_new_source_only(cli: Cli, services: FakeServices) -> None:
+def test_a_small_model_is_said_for_a_new_source_and_its_origin_once(
+    cli: Cli, services: FakeServices
+) -> None:
     first = cli("ask", "a.txt", "Who?").stderr
     assert "test-model is a small model" in first
     assert "Copied by hand." in first
+    services.known_prefill_s = 2.0
+    second = cli("ask", "b.txt", "Who?").stderr
+    assert "test-model is a small model" in second
+    assert "Copied by hand." not in second
     services.reused_tokens = 90
     again = cli("ask", "a.txt", "Who?").stderr
     assert "small model" not in again

@@ -223,6 +223,25 @@ def test_what_a_resumed_stage_finds_done_does_not_count_as_speed() -> None:
     assert stage.describe(now=20.1) == ("51,000 of 100,000 tokens, 51 %, 100/s, 8 min left")
 
 
+def test_what_is_computed_of_an_unfinished_block_is_shown_and_not_counted_as_done() -> None:
+    terminal, _, stderr = screen()
+    clock = Clock()
+    reporter = ConsoleReporter(terminal, quiet=False, clock=clock)
+    reporter.start("prefill", 8192, "tokens")
+    clock.now += 5  # loading the model says nothing about the rate
+    reporter.advance(0)
+    clock.now += 20
+    reporter.working(1024)
+    clock.now += 20
+    reporter.working(2048)
+    shown = "prefill: 2,048 of 8,192 tokens, 25 %, 51/s, 2 min left"
+    assert stderr.getvalue().splitlines() == [shown]
+    assert reporter.prefill is not None
+    assert reporter.prefill.done == 0
+    reporter.advance(4096)
+    assert reporter.prefill.done == reporter.prefill.reached == 4096
+
+
 def test_a_stage_without_total_or_progress() -> None:
     stage = Stage("loading", None, "tensors", now=0.0)
     assert stage.describe(now=0.5) == ""

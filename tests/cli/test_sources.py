@@ -106,6 +106,63 @@ def test_many_children_are_summed_up() -> None:
     ]
 
 
+def test_small_parts_are_not_opened_where_that_is_asked_for() -> None:
+    root = Node("total", 100)
+    for name, tokens in (("a", 60), ("b", 40)):
+        node = root.child(name, name)
+        node.tokens = tokens
+        node.child("x", "x").tokens = tokens
+    assert list(tree_lines(root, max_children=None, open_from=0.5)) == [
+        (100, "total"),
+        (60, "├─ a"),
+        (60, "│  └─ x"),
+        (40, "└─ b"),
+    ]
+
+
+def test_a_long_tree_ends_with_its_total_and_says_that_it_is_cut(
+    cli: Cli, services: FakeServices
+) -> None:
+    names = [f"{folder}/{file}.txt" for folder in range(30) for file in range(5)]
+    services.document = make_document(
+        files=tuple(
+            SourceFile(name=name, path=None, kind="text", num_bytes=10, sha256="0" * 64)
+            for name in names
+        ),
+        sections=tuple(
+            Section(file=number, titles=(), text="few words", first_line=1)
+            for number in range(len(names))
+        ),
+        warnings=(),
+        skipped=(),
+    )
+    services.count = count_words
+    result = cli("tokens", "x")
+    total = cli("tokens", "x", "--json").json()["tokens"]
+    assert result.stderr == (
+        f"{total:,} tokens in 150 files; these are the biggest parts, --all shows every one\n"
+    )
+    assert len(result.stdout.splitlines()) == 22
+    whole = cli("tokens", "x", "--all")
+    assert len(whole.stdout.splitlines()) == 183
+    assert whole.stderr == ""
+
+
+def test_many_empty_files_are_counted(cli: Cli, services: FakeServices) -> None:
+    def skip(count: int) -> str:
+        services.document = make_document(
+            warnings=(),
+            skipped=tuple(
+                SkippedFile(name=f"{number}/__init__.py", reason="empty", num_bytes=0)
+                for number in range(count)
+            ),
+        )
+        return cli("tokens", "x").stderr
+
+    assert skip(1) == "left out: 0/__init__.py (empty, 0 B)\n"
+    assert skip(4) == "left out: 4 empty files; --json names them all\n"
+
+
 def test_text_is_exactly_what_enters_the_prompt(cli: Cli, services: FakeServices) -> None:
     result = cli("text", "x")
     expected = "".join(prompt_text(services.document, tree_tokens=1024))

@@ -240,6 +240,20 @@ def test_a_model_that_cannot_be_written_says_what_to_do(home: Home) -> None:
     assert caught.value.hint.startswith("Point TSDOC_HOME")
 
 
+def test_nobody_is_asked_for_a_download_to_where_nothing_can_be_written(
+    packaged: Packaged, home: Home, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home.models.mkdir(mode=0o700, parents=True)
+    make_read_only(monkeypatch, home.root)
+    user = User()
+    with pytest.raises(ModelError, match="Read-only file system") as caught:
+        locate(packaged.settings, home, hub, user=user)
+    assert caught.value.where == str(home.models)
+    assert caught.value.hint is not None
+    assert caught.value.hint.startswith("Point TSDOC_HOME")
+    assert user.plans == []
+
+
 def test_a_directory_needs_no_home_that_can_be_written(
     home: Home, hub: FakeHub, model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,6 +35,9 @@ class Recorder:
         if self.stages[-1] == "prefill" and stop:
             raise KeyboardInterrupt
 
+    def working(self, units: int) -> None:
+        pass
+
     def finish(self) -> None:
         pass
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -83,6 +84,28 @@ def test_an_interrupted_prefill_goes_on_from_the_last_committed_block(start: Sta
     assert prepared.reused_tokens == 512
     assert prepared.computed_tokens == prepared.prompt_tokens - 512
     assert answer.text == ask(start(store={"enabled": False})).text
+
+
+@pytest.mark.parametrize("store", [True, False])
+def test_a_prefill_tells_how_far_it_is_inside_of_a_block(start: Start, store: bool) -> None:
+    said: list[tuple[str, int]] = []
+
+    class Follower(Recorder):
+        def advance(self, done: int) -> None:
+            if self.stages[-1] == "prefill":
+                said.append(("done", done))
+
+        def working(self, units: int) -> None:
+            said.append(("working", units))
+
+    with start(Follower(), store={"enabled": store}) as session:
+        session.prepare()
+    ends = [number for number, (word, units) in enumerate(said) if word == "done" and units > 0]
+    block = said[ends[0]][1]
+    for first, last in itertools.pairwise([0, *ends[:2]]):
+        inside = [units for word, units in said[first:last] if word == "working"]
+        assert inside == sorted(set(inside))
+        assert 0 < inside[0] <= inside[-1] < block
 
 
 def test_an_interrupt_before_the_first_block_leaves_nothing(start: Start, home: Home) -> None:

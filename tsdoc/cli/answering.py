@@ -35,11 +35,11 @@ def open_sources(
         reporter=run.reporter,
         offline=offline,
     ) as session:
-        model = session.model
-        if session.estimate().reused_tokens == 0:  # said once for a source
-            if model.note:
+        model, estimate = session.model, session.estimate()
+        if estimate.reused_tokens == 0:
+            if model.note and estimate.prefill_s is None:  # this machine has not used it yet
                 run.reporter.note(model.note)
-            if model.small:
+            if model.small:  # said once for a source
                 small = f"{model.name} is a small model: check its answers against the pages"
                 run.reporter.note(small)
         yield session

@@ -81,16 +81,23 @@ def build_tree(document: Document, counts: Counts) -> Node:
     return root
 
 
-def tree_lines(root: Node, *, max_children: int | None) -> Iterator[tuple[int, str]]:
+def tree_lines(
+    root: Node, *, max_children: int | None, open_from: float = 0.0
+) -> Iterator[tuple[int, str]]:
     """Yields (tokens, label with its branch) of every node, biggest first below each parent.
 
-    With `max_children` the smaller ones become one line "… 12 more".
+    Args:
+        root: The whole.
+        max_children: Shown below each node; the smaller ones become one line "… 12 more".
+        open_from: Nodes with a smaller share of the whole are shown without what is below them.
     """
     yield root.tokens, root.label
     stack = [(branch, node) for branch, node in reversed(list(_branches(root, "", max_children)))]
     while stack:
         branch, node = stack.pop()
         yield node.tokens, f"{branch}{node.label}"
+        if node.tokens < open_from * root.tokens:
+            continue
         below = branch.replace("├─ ", "│  ").replace("└─ ", "   ")
         stack.extend(reversed(list(_branches(node, below, max_children))))
 

@@ -31,22 +31,38 @@ class Warned:
 
 
 class Stage:
-    """One stage of work: how far it is, how fast, and how long it will take."""
+    """One stage of work: how far it is, how fast, and how long it will take.
+
+    Attributes:
+        done: Units that are finished.
+        reached: The same, and what is computed of those that are not finished.
+    """
 
     def __init__(self, name: str, total: int | None, unit: str, *, now: float) -> None:
         self.name = name
         self.total = total
         self.unit = unit
         self.done = 0
+        self.reached = 0
         self.started = now
         self._samples: deque[tuple[float, int]] = deque([(now, 0)])
 
     def advance(self, done: int, *, now: float) -> None:
         """Takes `done` units as finished at time `now` (seconds of a monotonic clock)."""
         self.done = done
-        if now - self.started < 1:  # what a resumed run finds done says nothing about the rate
+        self._reach(done, now=now)
+
+    def working(self, units: int, *, now: float) -> None:
+        """Takes `units` behind the finished ones as computed, but not finished."""
+        self._reach(self.done + units, now=now)
+
+    def _reach(self, reached: int, *, now: float) -> None:
+        self.reached = reached
+        # What a resumed run finds done, and what passes before the work begins, say nothing about
+        # the rate.
+        if now - self.started < 1 or reached <= self._samples[0][1]:
             self._samples.clear()
-        self._samples.append((now, done))
+        self._samples.append((now, reached))
         while len(self._samples) > 2 and now - self._samples[1][0] > RATE_OVER_S:
             self._samples.popleft()
 
@@ -58,9 +74,9 @@ class Stage:
     def describe(self, *, now: float) -> str:
         """Returns "45,056 of 105,312 tokens, 43 %, 143/s, 7 min left"."""
         if self.total is None:
-            parts = [quantity(self.done, self.unit)] if self.done else []
+            parts = [quantity(self.reached, self.unit)] if self.reached else []
         else:
-            done = min(self.done, self.total)
+            done = min(self.reached, self.total)
             parts = [f"{amount(done, self.unit)} of {quantity(self.total, self.unit)}"]
             if self.total:
                 parts.append(f"{100 * done // self.total} %")
@@ -70,7 +86,7 @@ class Stage:
                 parts.append(f"{amount(round(rate), self.unit)}/s")
             if self.total is not None:
                 since = now - self._samples[-1][0]
-                left = max(0.0, (self.total - self.done) / rate - since)
+                left = max(0.0, (self.total - self.reached) / rate - since)
                 parts.append(f"{duration(left)} left")
         elif now - self.started >= 1:
             parts.append(f"{duration(now - self.started)} so far")
@@ -136,8 +152,20 @@ class ConsoleReporter:
             return
         now = self._clock()
         self.stage.advance(done, now=now)
-        if done != self.stage.total and self._line_is_due(now):
-            self._terminal.say(f"{self.stage.name}: {self.stage.describe(now=now)}")
+        if done != self.stage.total:
+            self._say_progress(self.stage, now)
+
+    def working(self, units: int) -> None:
+        """`units` behind the finished ones are computed, but not finished."""
+        if self.stage is None:
+            return
+        now = self._clock()
+        self.stage.working(units, now=now)
+        self._say_progress(self.stage, now)
+
+    def _say_progress(self, stage: Stage, now: float) -> None:
+        if self._line_is_due(now):
+            self._terminal.say(f"{stage.name}: {stage.describe(now=now)}")
 
     def finish(self) -> None:
         """The stage is over; its line vanishes."""
@@ -203,7 +231,7 @@ class ConsoleReporter:
         line = Table.grid(padding=(0, 1))
         if stage is None:
             return line
-        bar = ProgressBar(total=stage.total, completed=stage.done, width=BAR_WIDTH)
+        bar = ProgressBar(total=stage.total, completed=stage.reached, width=BAR_WIDTH)
         text = Text(stage.describe(now=self._clock()), no_wrap=True, overflow="ellipsis")
         line.add_row(Text(visible_line(stage.name), no_wrap=True, overflow="ellipsis"), bar, text)
         # A terminal echoes ^C behind the line; on a full one it would wrap and leave it standing.

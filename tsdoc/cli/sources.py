@@ -14,6 +14,7 @@ from tsdoc.cli.command import command
 from tsdoc.cli.options import Model, Reading, Sources, Tuning
 from tsdoc.cli.reporter import amount
 from tsdoc.cli.run import Run
+from tsdoc.terminal import format_count
 
 if TYPE_CHECKING:
     from tsdoc.cli.counting import Counts
@@ -21,11 +22,14 @@ if TYPE_CHECKING:
 
 PANEL = "Sources"
 CHILDREN_SHOWN = 20
+LONG_TREE = 100  # lines; what does not fit is shown down to parts of that share:
+OPEN_FROM = 0.05
 SKIPPED_SHOWN = 20
+EMPTY_SHOWN = 3
 
 ShowAll = Annotated[
     bool,
-    typer.Option("--all", help=f"Show every part, not the {CHILDREN_SHOWN} biggest of each."),
+    typer.Option("--all", help="Show every part, not only the biggest."),
 ]
 
 
@@ -76,7 +80,7 @@ def tokens(
     if run.output.json:
         run.answer({**counts_json(document, counts), "skipped": document_json(document)["skipped"]})
         return
-    show_counts(run, document, counts, max_children=None if show_all else CHILDREN_SHOWN)
+    show_counts(run, document, counts, everything=show_all)
     say_skipped(run, document)
 
 
@@ -106,15 +110,21 @@ def read_document(run: Run, sources: Sequence[str], reading: Reading) -> Documen
     return document
 
 
-def show_counts(run: Run, document: Document, counts: Counts, *, max_children: int | None) -> None:
-    """Prints the tree of counts as a table."""
+def show_counts(run: Run, document: Document, counts: Counts, *, everything: bool) -> None:
+    """Prints the tree of counts as a table, and below a tree that is cut how long the whole is."""
     from tsdoc.cli.counting import build_tree, tree_lines
     from tsdoc.cli.tables import Column
 
     about = "≈" if counts.estimated else ""
+    tree = build_tree(document, counts)
+    whole = shown = list(tree_lines(tree, max_children=None))
+    if not everything:
+        shown = list(tree_lines(tree, max_children=CHILDREN_SHOWN))
+        if len(shown) > LONG_TREE:
+            shown = list(tree_lines(tree, max_children=CHILDREN_SHOWN, open_from=OPEN_FROM))
     rows = [
         (f"{about}{tokens:,}", f"{100 * tokens / max(1, counts.total):.1f} %", label)
-        for tokens, label in tree_lines(build_tree(document, counts), max_children=max_children)
+        for tokens, label in shown
     ]
     columns = [
         Column(title="tokens", right=True),
@@ -122,19 +132,26 @@ def show_counts(run: Run, document: Document, counts: Counts, *, max_children: i
         Column(title=document.name, shrinks=True),
     ]
     run.terminal.table(columns, rows)
+    if len(shown) < len(whole):
+        files = format_count(len(document.files), "file")
+        run.reporter.note(
+            f"{about}{counts.total:,} tokens in {files}; these are the biggest parts, "
+            "--all shows every one"
+        )
 
 
 def say_skipped(run: Run, document: Document) -> None:
     """Names the files that were left out, the first ones one by one.
 
-    Those that the user's own patterns leave out are only counted; unreadable ones and those
-    without the section asked for have their warning already.
+    Those that the user's own patterns leave out are only counted, and so are many empty ones;
+    unreadable ones and those without the section asked for have their warning already.
     """
-    from tsdoc.ingest.gather import EXCLUDED, UNREADABLE
+    from tsdoc.ingest.gather import EMPTY, EXCLUDED, UNREADABLE
     from tsdoc.ingest.narrow import NO_SECTION
 
     excluded = sum(file.reason == EXCLUDED for file in document.skipped)
-    said = (EXCLUDED, NO_SECTION, UNREADABLE)
+    empty = sum(file.reason == EMPTY for file in document.skipped)
+    said = (EXCLUDED, NO_SECTION, UNREADABLE, *((EMPTY,) if empty > EMPTY_SHOWN else ()))
     own = [file for file in document.skipped if file.reason not in said]
     for file in own[:SKIPPED_SHOWN]:
         size = amount(file.num_bytes, "bytes")
@@ -144,5 +161,7 @@ def say_skipped(run: Run, document: Document) -> None:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in counted)
         more = len(own) - SKIPPED_SHOWN
         run.reporter.note(f"left out: {more:,} more ({reasons}); --json names them all")
+    if empty > EMPTY_SHOWN:
+        run.reporter.note(f"left out: {empty:,} empty files; --json names them all")
     if excluded:
         run.reporter.note(f"left out: {excluded:,} by --include and --exclude")

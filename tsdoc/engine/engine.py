@@ -93,6 +93,7 @@ class Engine:
         *,
         prefill_block: int,
         on_block: Callable[[int], None],
+        on_work: Callable[[int], None] | None = None,
     ) -> None:
         """Computes K and V of `ids[start:]`, a block at a time.
 
@@ -106,6 +107,8 @@ class Engine:
             prefill_block: Tokens that go through the layers together.
             on_block: Called with the block's end once its K and V are written to `pieces`: in
                 order, but maybe in a thread of its own.
+            on_work: Called while a block is computed, where that is done one block at a time: with
+                the tokens that its finished layers would be the whole work of.
 
         Raises:
             ResourceError: the device cannot hold the prompt.
@@ -114,6 +117,8 @@ class Engine:
         cache = self.cache(pieces)
         self.runner.load(cache, start)
         chunk_size = self.runner.selection.chunk_size
+        if self.backend.save_ahead > 0:  # the device is behind its host, and blocks are soon done
+            on_work = None
         with Commits(on_block, self.backend.save_ahead) as commits:
             for first, last in chunk_bounds(start, len(ids), prefill_block):
                 self.runner.run_chunks(
@@ -122,9 +127,15 @@ class Engine:
                     first,
                     chunk_bounds(first, last, chunk_size),
                     need_logits=False,
+                    on_layer=on_work and self._in_tokens(on_work, last - first),
                 )
                 commits.add(last, self.runner.save(cache, first, last))
             commits.finish()
+
+    def _in_tokens(self, on_work: Callable[[int], None], num_tokens: int) -> Callable[[int], None]:
+        """Returns a callback that tells `on_work` layers of `num_tokens` as so many tokens."""
+        num_layers = self.runner.decoder.config.num_layers
+        return lambda layers: on_work(num_tokens * layers // num_layers)
 
     def index_piece(self, piece: KVPiece) -> None:
         """Makes the key index of a piece in memory that is complete, where it will be used."""

@@ -6,7 +6,7 @@ embed → for each layer: project → write K/V → select per chunk → attend 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -95,6 +95,7 @@ class Runner:
         need_logits: bool,
         num_layers: int | None = None,
         log: QueryLog | None = None,
+        on_layer: Callable[[int], None] | None = None,
     ) -> torch.Tensor | None:
         """Runs tokens [start, start + len(ids)) chunk by chunk through all layers together.
 
@@ -107,6 +108,7 @@ class Runner:
             need_logits: A prefill needs only K and V, so the last layer stops after writing them.
             num_layers: Stops likewise in an earlier layer, after so many; None runs all.
             log: Keeps the queries.
+            on_layer: Called with the number of layers that are done, or begun on a device.
 
         Returns:
             Logits [vocab_size] of the last token, or None.
@@ -124,7 +126,7 @@ class Runner:
         )
         with together, torch.inference_mode():
             return self._run_chunks(
-                cache, ids, start, chunks, allowed, need_logits, num_layers, log
+                cache, ids, start, chunks, allowed, need_logits, num_layers, log, on_layer
             )
 
     def _run_chunks(
@@ -137,6 +139,7 @@ class Runner:
         need_logits: bool,
         num_layers: int | None,
         log: QueryLog | None,
+        on_layer: Callable[[int], None] | None,
     ) -> torch.Tensor | None:
         decoder, config = self.decoder, self.selection
         ranges = [chunk_range(first, last, config) for first, last in chunks]
@@ -153,6 +156,8 @@ class Runner:
             selected = cache.select(layer, queries, ranges, allowed)
             attention = cache.attend_chunks(layer, q, selected, ranges)
             hidden = decoder.finish_layer(layer, hidden, attention)
+            if on_layer is not None:
+                on_layer(layer + 1)
         return decoder.logits(hidden[-1:]).squeeze(0)
 
     def run_step(

@@ -25,6 +25,9 @@ from tsdoc.terminal import visible_line
 EXCLUDED = "excluded"
 """Why a file is left out that the user's own --include or --exclude leaves out."""
 
+EMPTY = "empty"
+"""Why a file is left out that holds nothing."""
+
 UNREADABLE = "not readable"
 """Why a file is left out whose warning says more."""
 
@@ -250,7 +253,7 @@ class _Collector:
 
     def _why_skipped(self, path: str, kind: str | None, head: bytes, num_bytes: int) -> str | None:
         if num_bytes == 0:
-            return "empty"
+            return EMPTY
         if kind is None:
             return "binary"
         if num_bytes > size_limit(kind, self._limits):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,11 +46,14 @@ class DownloadPlan:
         )
 
     def check_room(self) -> None:
-        """Checks the free disk.
+        """Checks that the destination can be written, and the free disk there.
 
         Raises:
-            ResourceError: it does not suffice.
+            ModelError: it cannot be written.
+            ResourceError: the disk does not suffice.
         """
+        with disk_errors(self.destination), tempfile.TemporaryFile(dir=_existing(self.destination)):
+            pass
         if self.disk_bytes > self.free_bytes:
             raise ResourceError(
                 f"the model needs {readable_size(self.disk_bytes)} of disk, "
@@ -66,9 +70,14 @@ def readable_size(num_bytes: int) -> str:
 
 def free_bytes(directory: Path) -> int:
     """Returns the free disk where `directory` is, or is going to be."""
+    return shutil.disk_usage(_existing(directory)).free
+
+
+def _existing(directory: Path) -> Path:
+    """Returns `directory`, or the nearest parent that exists."""
     while not directory.exists():
         directory = directory.parent
-    return shutil.disk_usage(directory).free
+    return directory
 
 
 @contextlib.contextmanager

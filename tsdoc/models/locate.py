@@ -28,7 +28,7 @@ class LocatedModel:
         directory: Hugging Face layout: config.json, tokenizer.json, safetensors.
         fingerprint: Hex digest over weights, tokenizer, template and configuration.
         tokenizer_fingerprint: Hex digest over tokenizer and template alone.
-        note: Said once per source when the model is used.
+        note: Said until this machine has read something with the model.
         small: Whether answers need checking with special care (below 1e9 parameters).
         announcement: Set when `default` was decided by this call: what was chosen and why.
     """

@@ -179,6 +179,7 @@ class Prefill:
             meta=self.meta,
             on_wait=self._waiting(),
         ) as writer:
+            self.reporter.advance(writer.num_committed)
             estimate = self.estimate(writer.num_committed)
             outcome = None
             if estimate.prefill_tokens:
@@ -228,6 +229,7 @@ class Prefill:
                         writer.num_committed,
                         prefill_block=self.prefill_block,
                         on_block=on_block,
+                        on_work=self.reporter.working,
                     )
                 except CorruptPageError as error:
                     self.repair(engine, error, writer)
@@ -250,7 +252,12 @@ class Prefill:
         estimate = self._with_plan(self.estimate(0), engine)
         with self._forecast(estimate, kept=False) as forecast:
             engine.prefill(
-                [piece], self.ids, 0, prefill_block=self.prefill_block, on_block=forecast.advance
+                [piece],
+                self.ids,
+                0,
+                prefill_block=self.prefill_block,
+                on_block=forecast.advance,
+                on_work=self.reporter.working,
             )
         self.reporter.finish()
         return PromptKV(
