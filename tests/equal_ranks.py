@@ -9,6 +9,10 @@ prefilled by itself: the words, the steps and hits of the Selection Cache, the p
 kept must be the same up to rounding; the largest difference is said. All in float32, every key
 scored; one JSON line per row.
 
+Tokens that are alike have like keys, and their votes tie: ranks, which round differently, break
+such ties in another way than one process. What a real model says seldom hangs on it; what a random
+one says does, so everything has to fit its budget (`--set top_k=16384`).
+
 Ranks of the sequence axis have stretches of 4,096 tokens, so each of S has some of more than
 4,096 x (S - 1); `--lines` makes the document as long (about 19 tokens each).
 """
@@ -165,6 +169,7 @@ def main() -> int:
         work = Path(name)
         queries, keys = map(int, arguments.heads.split("/"))
         shape = {"num_attention_heads": queries, "num_key_value_heads": keys}
+        shape["max_position_embeddings"] = 1 << 15
         model = arguments.model or random_model(work / "model", **shape)
         write_document(work / "shelves.txt", arguments.lines)
         options = [f"max_new_tokens={arguments.new}", *arguments.set]

@@ -325,9 +325,8 @@ def random_model(directory: Path, **shape: int) -> Path:
     make_byte_level(directory)
     vocabulary = json.loads((directory / "tokenizer.json").read_text("utf-8"))["model"]["vocab"]
     stop = len(vocabulary) + 3
-    oracle = make_oracle(
-        "qwen2", vocab_size=stop + 13, max_position_embeddings=8192, eos_token_id=stop, **shape
-    )
+    shape = {"max_position_embeddings": 8192, **shape}
+    oracle = make_oracle("qwen2", vocab_size=stop + 13, eos_token_id=stop, **shape)
     with torch.no_grad():
         oracle.lm_head.weight[stop] = 0.0  # never the likeliest: answers are as long as asked
     oracle.save_pretrained(directory)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tests.session.conftest import TEXT, Recorder
+from tsdoc.engine.decoder import Decoder
 from tsdoc.errors import RankError, UsageError
 from tsdoc.eval.evaluate import evaluate
 from tsdoc.eval.request import EvalRequest
@@ -139,6 +142,25 @@ def test_a_process_that_ends_in_the_middle_ends_the_command(
     with start(engine=EXACT) as session:
         assert session.estimate().reused_tokens >= (0 if stage == "load" else 512)
         session.ask(QUESTION, say_nothing)
+
+
+def test_a_long_computation_does_not_outlive_a_process(
+    start: Callable[..., Session], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish, killed = Decoder.finish_layer, []
+
+    def finish_slowly(decoder: Decoder, *args: Any) -> torch.Tensor:
+        killed.append(time.monotonic())
+        children_of(session)[-1].kill()
+        while time.monotonic() < killed[0] + 30:  # as one large product after the other
+            time.sleep(0.05)
+        return finish(decoder, *args)
+
+    monkeypatch.setattr(Decoder, "finish_layer", finish_slowly)
+    ended = pytest.raises(RankError, match=r"rank 1 of 2 ended \(signal 9\)")
+    with start(engine=EXACT, parallel={"tensor": 2}) as session, ended:
+        session.ask(QUESTION, say_nothing)
+    assert time.monotonic() - killed[0] < 10
 
 
 def test_what_a_process_complains_of_is_said(

@@ -22,6 +22,7 @@ from tsdoc.kernels.interface import DeviceCache
 from tsdoc.kernels.kv import KVPiece
 from tsdoc.kernels.ranks import Mesh, join_ranks
 from tsdoc.kernels.sharded_cache import ShardedCache, ShardedDecode
+from tsdoc.parallel.alarm import Alarm
 from tsdoc.parallel.hosts import Hosts
 from tsdoc.parallel.job import Job, Shard, load_shard
 from tsdoc.parallel.processes import POLL_S, Others, Processes
@@ -52,6 +53,7 @@ class Leader:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._on_gpu = job.device == "cuda"
+        self._alarm = Alarm()
         self._own_kv = self._on_gpu or job.spread  # K and V are each rank's own
         self._caches: weakref.WeakKeyDictionary[DeviceCache, dict[str, Any]] = (
             weakref.WeakKeyDictionary()
@@ -93,9 +95,11 @@ class Leader:
         if isinstance(mesh, BaseException):
             processes.end()
             raise mesh
-        if not self._on_gpu:
+        if self._on_gpu:
+            processes.on_lost = mesh.abort
+        else:
             processes.met()
-        processes.on_lost = mesh.abort
+            processes.on_lost = self._alarm.ring
         return processes, mesh
 
     def load(self) -> Shard:
@@ -141,7 +145,7 @@ class Leader:
         if self._broken:
             self._start_anew()
         short = operation not in LONG_ON_GPU if self._on_gpu else operation in SHORT
-        with _held_interrupts(short):
+        with _held_interrupts(short), self._alarm.ending():
             try:
                 values = {name: self._encode(name, value) for name, value in arguments.items()}
                 gone, self._dropped = self._dropped, []
@@ -232,6 +236,7 @@ class Leader:
         if self._job.spread:  # only torchrun can
             raise self._processes.why()
         self._processes.end()
+        self._alarm = Alarm()
         processes, mesh = self._meet()
         self._processes = processes
         self.mesh.replace(mesh)
@@ -240,11 +245,13 @@ class Leader:
     def _break(self) -> None:
         """The ranks are no longer at the same place: the others end, until they are needed."""
         self._broken = True
+        self._alarm.notice()
         self._processes.end()
         self.mesh.abort()
 
     def close(self) -> None:
         """Ends the others."""
+        self._alarm.notice()
         if not self._broken:
             self._processes.close()
             self.mesh.abort()
