@@ -73,6 +73,10 @@ def test_help_imports_nothing_heavy(args: list[str]) -> None:
         ("bash", "tsdoc summ", "summarize"),
         ("zsh", "tsdoc cache v", "verify"),
         ("fish", "tsdoc chat --forg", "--forget"),
+        ("bash", "tsdoc ask a.txt --profile emb", "embedded"),
+        ("zsh", "tsdoc models use ti", "tiny"),
+        ("fish", "tsdoc profiles show ti", "tiny"),
+        ("bash", "tsdoc ask a.txt --set selection.to", "selection.top_k="),
     ],
 )
 def test_completion_is_offered(shell_name: str, words: str, expected: str) -> None:

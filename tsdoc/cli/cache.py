@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tsdoc.cli import completion
 from tsdoc.cli.arguments import parse_size
 from tsdoc.cli.command import add_group, command
 from tsdoc.cli.entries import (
@@ -37,12 +38,18 @@ Ids = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="ENTRY...",
+        autocompletion=completion.entries,
         help=f"{NAMED} `tsdoc cache list` shows all.",
         show_default=False,
     ),
 ]
 EntryId = Annotated[
-    str, typer.Argument(metavar="ENTRY", help=f"{NAMED} `tsdoc cache list` shows all.")
+    str,
+    typer.Argument(
+        metavar="ENTRY",
+        autocompletion=completion.entries,
+        help=f"{NAMED} `tsdoc cache list` shows all.",
+    ),
 ]
 All = Annotated[bool, typer.Option("--all", help="All entries.")]
 MaxBytes = Annotated[

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tsdoc.cli import completion
 from tsdoc.cli.answering import look, name_answer, open_sources, say_ended, session_json
 from tsdoc.cli.arguments import STDIN, require_sources
 from tsdoc.cli.command import command
@@ -41,13 +42,19 @@ Name = Annotated[
     typer.Option(
         "--name",
         metavar="NAME",
+        autocompletion=completion.conversations,
         help="Keep the conversation under this name, or go on with the one that is kept.",
     ),
 ]
 ShowList = Annotated[bool, typer.Option("--list", help="List the kept conversations and end.")]
 Forget = Annotated[
     str | None,
-    typer.Option("--forget", metavar="NAME", help="Remove a kept conversation and end."),
+    typer.Option(
+        "--forget",
+        metavar="NAME",
+        autocompletion=completion.conversations,
+        help="Remove a kept conversation and end.",
+    ),
 ]
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tsdoc.cli import completion
 from tsdoc.cli.command import add_group, command
 from tsdoc.cli.reporter import amount
 from tsdoc.cli.run import Run
@@ -17,10 +18,19 @@ PANEL = "Setup"
 
 Name = Annotated[
     str,
-    typer.Argument(metavar="NAME", help="A profile, hf:ORG/NAME, a directory or a .gguf file."),
+    typer.Argument(
+        metavar="NAME",
+        autocompletion=completion.profiles,
+        help="A profile, hf:ORG/NAME, a directory or a .gguf file.",
+    ),
 ]
 ProfileName = Annotated[
-    str, typer.Argument(metavar="NAME|FILE", help="A profile's name, or the path of a YAML file.")
+    str,
+    typer.Argument(
+        metavar="NAME|FILE",
+        autocompletion=completion.profiles,
+        help="A profile's name, or the path of a YAML file.",
+    ),
 ]
 Offline = Annotated[bool, typer.Option("--offline", help="Download nothing; fail instead.")]
 

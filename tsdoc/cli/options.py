@@ -9,6 +9,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from tsdoc.cli import completion
+
 READING = "Reading"
 SETTINGS = "Model and settings"
 ANSWERING = "Answering"
@@ -122,6 +124,7 @@ class Tuning:
         typer.Option(
             "--profile",
             metavar="NAME|FILE",
+            autocompletion=completion.profiles,
             help="Settings of a profile; `tsdoc profiles list` names them.",
             rich_help_panel=SETTINGS,
         ),
@@ -131,6 +134,7 @@ class Tuning:
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
+            autocompletion=completion.settings,
             help="Any setting; `tsdoc config show` lists them. May be repeated.",
             show_default=False,
             rich_help_panel=SETTINGS,
