@@ -113,6 +113,9 @@ def cache_list(run: Run) -> None:
     Documents that begin alike share what they have in common. Removing an entry frees its own
     bytes; what is shared goes with the last entry that uses it. "To redo" is how long its own
     tokens would take to compute again, "?" where this machine was never measured with the model.
+
+    "complete" says that all of it was computed and is there. No page is read for the list: whether
+    one is damaged, `tsdoc cache verify` tells.
     """
     store = open_store(run)
     entries = store.list()
