@@ -1,6 +1,6 @@
 """Figures of the CUDA backend, each beside a ceiling or full attention measured on the spot.
 
-    python -m tests.bench_gpu ceilings attention decode prefill transfer store trade equal \
+    python -m tests.bench_gpu ceilings attention decode prefill transfer store load trade equal \
         index index_decode out_of_core
 
 Shape of Qwen2-7B, random weights, bfloat16; times are medians in milliseconds. FlashInfer is
@@ -25,6 +25,7 @@ from tests.bench_gpu.common import DEVICE, QWEN2_7B, Row, make_model, median_ms
 from tests.bench_gpu.decode import decode
 from tests.bench_gpu.index import decode as index_decode
 from tests.bench_gpu.index import index
+from tests.bench_gpu.load import load
 from tests.bench_gpu.out_of_core import out_of_core
 from tests.bench_gpu.prefill import prefill, store, trade, transfer
 from tsdoc.engine.decoder import Decoder
@@ -126,6 +127,7 @@ def main() -> None:
         ],
         "equal": equal,
         "index": lambda: index(tokens),
+        "load": lambda: load(min(tokens, 262_144)),
     }
     unknown = set(options.parts) - whole.keys() - single.keys()
     if unknown:

@@ -22,6 +22,7 @@ from tsdoc.kernels.page_pool import PagePool
 
 NUM_WORKERS = 12
 STAGING_BYTES = 16 << 20
+NUM_BUFFERS = 2  # of a worker
 LOAD_TOKENS = 131_072  # become resident together; their order is that of the prompt
 
 
@@ -108,11 +109,15 @@ class Transfer:
     def _load_rows(
         self, pieces: Sequence[KVPiece], layer: int, kind: int, start: int, end: int
     ) -> None:
-        for piece, first, last in covering(pieces, start, end):
-            for begin, slots in self._steps(layer, kind, first, last):
-                staged, host = self._stage(slots)
-                piece.read(layer, kind, begin, host)
-                self._copy(slots, staged)
+        lane = self._lane
+        try:
+            for piece, first, last in covering(pieces, start, end):
+                for begin, slots in self._steps(layer, kind, first, last):
+                    staged, host = lane.stage(slots)
+                    piece.read(layer, kind, begin, host)
+                    lane.copy(slots, staged)
+        finally:
+            lane.wait()
 
     def _save_rows(
         self,
@@ -123,14 +128,16 @@ class Transfer:
         end: int,
         ready: Callable[[], None],
     ) -> None:
-        with self._stream():
+        lane = self._lane
+        with lane.stream():
             ready()
         for piece, first, last in covering(pieces, start, end):
             if not piece.on_host:
                 continue
             for begin, slots in self._steps(layer, kind, first, last):
-                staged, host = self._stage(slots)
-                self._copy(staged, slots)
+                staged, host = lane.stage(slots)
+                lane.copy(staged, slots)
+                lane.wait()
                 piece.write(layer, kind, begin, host)
 
     def _steps(
@@ -151,34 +158,63 @@ class Transfer:
                 yield first, pooled[slot + first - begin : slot + last - begin]
                 first = last
 
-    def _stage(self, slots: torch.Tensor) -> tuple[torch.Tensor, KVArray]:
-        """The calling thread's host buffer in the shape of `slots`, as tensor and as array."""
+    @property
+    def _lane(self) -> Lane:
+        """The calling thread's."""
+        if not hasattr(self._local, "lane"):
+            self._local.lane = Lane(self._device)
+        lane: Lane = self._local.lane
+        return lane
+
+
+class Lane:
+    """One thread's stream and its pinned buffers: one is filled while the other's rows travel."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_cuda = device.type == "cuda"
+        # torch gives streams and events no types.
+        self._stream = torch.cuda.Stream(device) if self._on_cuda else None  # type: ignore[no-untyped-call]
+        self._buffers = [torch.empty(0, dtype=torch.uint8) for _ in range(NUM_BUFFERS)]
+        self._sent: list[torch.cuda.Event | None] = [None] * NUM_BUFFERS
+        self._turn = 0
+
+    def stage(self, slots: torch.Tensor) -> tuple[torch.Tensor, KVArray]:
+        """The next buffer in the shape of `slots`, as tensor and as array, free to be filled."""
+        self._turn = (self._turn + 1) % NUM_BUFFERS
+        sent = self._sent[self._turn]
+        if sent is not None:
+            sent.synchronize()
         num_bytes = slots.numel() * slots.dtype.itemsize
-        staging: torch.Tensor | None = getattr(self._local, "staging", None)
-        if staging is None or len(staging) < num_bytes:
+        if len(self._buffers[self._turn]) < num_bytes:
             size = max(STAGING_BYTES, num_bytes)
-            staging = torch.empty(size, dtype=torch.uint8, pin_memory=self._on_cuda)
-            self._local.staging = staging
-        staged = staging[:num_bytes]
+            self._buffers[self._turn] = torch.empty(
+                size, dtype=torch.uint8, pin_memory=self._on_cuda
+            )
+        staged = self._buffers[self._turn][:num_bytes]
         tensor, array = staged.view(slots.dtype).view(slots.shape), staged.numpy()
         if slots.dtype == torch.float32:
             return tensor, array.view(np.float32).reshape(slots.shape)
         return tensor, array.view(np.uint16).reshape(slots.shape)
 
-    def _copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Copies on the calling thread's stream and waits for it."""
-        with self._stream():
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Begins to copy from, or to, the buffer that was staged last."""
+        with self.stream():
             target.copy_(source, non_blocking=self._on_cuda)
             if self._on_cuda:
-                torch.cuda.current_stream().synchronize()
+                event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                event.record()
+                self._sent[self._turn] = event
 
-    def _stream(self) -> AbstractContextManager[object]:
-        """The calling thread's stream."""
-        if not self._on_cuda:
+    def wait(self) -> None:
+        """Returns once all copies have arrived."""
+        if self._stream is not None:
+            self._stream.synchronize()
+
+    def stream(self) -> AbstractContextManager[object]:
+        """Makes the thread's stream the current one."""
+        if self._stream is None:
             return nullcontext()
-        if not hasattr(self._local, "stream"):
-            self._local.stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]  # nor this
-        context: AbstractContextManager[object] = torch.cuda.stream(self._local.stream)
+        context: AbstractContextManager[object] = torch.cuda.stream(self._stream)
         return context
 
 

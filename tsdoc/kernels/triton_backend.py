@@ -167,8 +167,9 @@ def free_memory(device: torch.device, limit: int | None) -> tuple[int, int]:
 
 def limit_memory(num_bytes: int, device: torch.device) -> None:
     """Keeps this process from taking more device memory."""
-    total = torch.cuda.get_device_properties(device).total_memory
-    torch.cuda.set_per_process_memory_fraction(min(1.0, num_bytes / total), device)
+    index = torch.cuda.current_device() if device.index is None else device.index
+    total = torch.cuda.get_device_properties(index).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, num_bytes / total), index)
 
 
 def fits_host(num_bytes: int) -> bool:

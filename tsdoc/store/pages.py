@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import NoReturn
 
 import numpy as np
@@ -24,6 +24,7 @@ from tsdoc.store.units import UnitTable, unit_tokens
 
 NO_CHECKSUM = "has no valid checksum"
 MISMATCH = "does not match its checksum"
+CACHED_BYTES = 1 << 20  # copied at a time, so that its checksum finds it in a core's cache
 
 
 class Segment(MappedSegment):
@@ -103,51 +104,61 @@ class Segment(MappedSegment):
         Checksums are taken of the copy, so what is used is what was checked.
         """
         pages = self.is_checkable(start, start + len(out))
+        verified, journal = self.verified[layer, kind], self.journal
+        doubtful = pages[~verified[pages]]
         try:
-            self.fill(layer, kind, start, out)
+            digests = self._copy(layer, kind, start, out, frozenset(doubtful.tolist()))
         except OSError as error:
             for page in pages.tolist():
                 self.checked_page(layer, kind, page)  # names the one that cannot be read
             raise store_error(error, self.path, "reading KV pages") from error
-        self._check_copy(layer, kind, pages, start, out)
-
-    def _check_copy(
-        self, layer: int, kind: int, pages: npt.NDArray[np.int64], start: int, rows: KVArray
-    ) -> None:
-        """Checks pages against a copy of the rows from `start` on; the file where they are cut."""
-        verified, journal = self.verified[layer, kind], self.journal
-        pages = pages[~verified[pages]]
-        whole, digests = self._digests(pages, start, rows)
-        good = digests == journal.checksums[layer, kind, whole]
+        whole = np.fromiter(digests, np.int64, len(digests))
+        copied = np.fromiter(digests.values(), np.uint64, len(digests))
+        good = copied == journal.checksums[layer, kind, whole]
         good &= journal.block_end[whole] != 0
         verified[whole[good]] = True
-        self.check(layer, kind, pages)  # those at the ends, and to name one that is not good
+        self.check(layer, kind, doubtful)  # those at the ends, and to name one that is not good
+
+    def _copy(
+        self, layer: int, kind: int, start: int, out: KVArray, doubtful: Container[int]
+    ) -> dict[int, int]:
+        """Fills `out`, little by little; returns checksums of the doubtful pages in it."""
+        step = PAGE_SIZE * max(1, CACHED_BYTES // (PAGE_SIZE * self.info.shape.row_bytes))
+        digests: dict[int, int] = {}
+        first, end = start, start + len(out)
+        while first < end:
+            last = min(first - first % PAGE_SIZE + step, end)
+            rows = out[first - start : last - start]
+            self.fill(layer, kind, first, rows)
+            digests |= self._digests(first, rows, doubtful)
+            first = last
+        return digests
 
     def _digests(
-        self, pages: npt.NDArray[np.int64], start: int, rows: KVArray
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint64]]:
-        """Those of `pages` that lie whole in the rows from `start` on, and their checksums."""
+        self, start: int, rows: KVArray, wanted: Container[int] | None = None
+    ) -> dict[int, int]:
+        """Checksums of the (wanted) pages that lie whole in the rows from `start` on, by number."""
         view, row_bytes = rows.data.cast("B"), self.info.shape.row_bytes
-        whole, digests = [], []
-        for page in pages.tolist():
+        pages = self.journal.pages(start, start + len(rows))
+        digests = {}
+        for page in range(pages.start, pages.stop):
             first, last = self.bounds(page)
-            if start <= first and last <= start + len(rows):
+            whole = start <= first and last <= start + len(rows)
+            if whole and (wanted is None or page in wanted):
                 part = view[(first - start) * row_bytes : (last - start) * row_bytes]
-                digests.append(xxhash.xxh3_64_intdigest(part))
-                whole.append(page)
-        return np.array(whole, dtype=np.int64), np.array(digests, dtype=np.uint64)
+                digests[page] = xxhash.xxh3_64_intdigest(part)
+        return digests
 
     def write(self, layer: int, kind: int, start: int, rows: KVArray) -> None:
         """Writes rows from position `start` on; see `KVPiece.write`.
 
         Checksums are taken on the way, so that a commit has little left to do but to wait.
         """
-        pages = self.journal.pages(start, start + len(rows))
-        whole, digests = self._digests(np.arange(pages.start, pages.stop), start, rows)
+        digests, pages = self._digests(start, rows), self.journal.pages(start, start + len(rows))
         for page in range(pages.start, pages.stop):
             self._fresh.pop((layer, kind, page), None)
         self.put(layer, kind, start, rows)
-        for page, digest in zip(whole.tolist(), digests.tolist(), strict=True):
+        for page, digest in digests.items():
             self._fresh[layer, kind, page] = digest
 
     def checksum(self, layer: int, kind: int, page: int) -> int:
