@@ -62,6 +62,10 @@ class KVPiece(Protocol):
     def file(self) -> KVFile | None:
         """Where other processes of this machine find the same memory; None where they cannot."""
 
+    @property
+    def unchecked(self) -> UncheckedRows | None:
+        """Reads without checks; None where there is nothing to check."""
+
     def keys(self, layer: int) -> KVArray:
         """K of one layer, [capacity, num_kv_heads, head_dim]; writable while being written."""
 
@@ -109,6 +113,33 @@ class KVPiece(Protocol):
 
     def index(self, layer: int) -> LayerIndex | None:
         """The key index of one layer over all tokens of the piece; None where there is none."""
+
+
+class UncheckedRows(Protocol):
+    """Rows whose checksums can be compared later, by whoever finds them elsewhere sooner."""
+
+    def copy(self, layer: int, kind: int, start: int, out: KVArray) -> npt.NDArray[np.int64]:
+        """Copies K or V from position `start` on into `out`, as `KVPiece.read` does.
+
+        Returns:
+            First positions of whole KV pages in `out` that were not checked: `confirm` is for them.
+
+        Raises:
+            CorruptPageError: a page that is not whole in `out` does not match its checksum.
+        """
+
+    def confirm(
+        self,
+        layer: int,
+        kind: int,
+        positions: npt.NDArray[np.int64],
+        digests: npt.NDArray[np.uint64],
+    ) -> None:
+        """Compares checksums (XXH3-64 of their bytes) of the pages that begin at `positions`.
+
+        Raises:
+            CorruptPageError: a page does not match its checksum.
+        """
 
 
 KV_DTYPES: dict[str, type[np.uint16] | type[np.float32]] = {
@@ -166,6 +197,10 @@ class DevicePiece:
     @property
     def file(self) -> None:
         """See `KVPiece.file`: there is none."""
+
+    @property
+    def unchecked(self) -> None:
+        """See `KVPiece.unchecked`."""
 
     def keys(self, layer: int) -> KVArray:
         """There are none here."""
@@ -234,6 +269,10 @@ class MemoryPiece:
     def file(self) -> KVFile | None:
         """See `KVPiece.file`: this memory is the process's own."""
         return None
+
+    @property
+    def unchecked(self) -> None:
+        """See `KVPiece.unchecked`."""
 
     def keys(self, layer: int) -> KVArray:
         """See `KVPiece.keys`."""

@@ -45,6 +45,10 @@ class FilePiece:
         """See `KVPiece.content`."""
         return self.file.content
 
+    @property
+    def unchecked(self) -> None:
+        """See `KVPiece.unchecked`: what is read here is left to the process that keeps it."""
+
     def _rows(self, layer: int, kind: int) -> KVArray:
         file = self.file
         dtype: Any = KV_DTYPES[file.kv_dtype]
@@ -250,6 +254,10 @@ class HeadPiece:
     def file(self) -> KVFile | None:
         """See `KVPiece.file`: that of all heads."""
         return self._whole.file
+
+    @property
+    def unchecked(self) -> None:
+        """See `KVPiece.unchecked`: checksums are of all heads, and some are read."""
 
     def keys(self, layer: int) -> KVArray:
         """See `KVPiece.keys`."""

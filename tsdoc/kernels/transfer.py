@@ -12,17 +12,21 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from tsdoc.kernels.host_pool import PAGE_SIZE
-from tsdoc.kernels.kv import KEYS, VALUES, KVArray, KVPiece
+from tsdoc.kernels.kv import KEYS, VALUES, KVArray, KVPiece, UncheckedRows
 from tsdoc.kernels.page_pool import PagePool
+from tsdoc.kernels.triton.page_digest import digests, page_sums
 
 NUM_WORKERS = 12
 STAGING_BYTES = 16 << 20
 NUM_BUFFERS = 2  # of a worker
+_NOWHERE = np.empty(0, dtype=np.int64)
 LOAD_TOKENS = 131_072  # become resident together; their order is that of the prompt
 
 
@@ -48,13 +52,38 @@ class Moving:
         wait(self._tasks)
 
 
-class Transfer:
-    """Copies between `pool` and pieces."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Copied:
+    """Pages of K or V that nobody has checked.
 
-    def __init__(self, pool: PagePool, device: torch.device) -> None:
+    Attributes:
+        rows: Where they are from.
+        positions: Of their first tokens, sorted.
+    """
+
+    rows: UncheckedRows
+    layer: int
+    kind: int
+    positions: npt.NDArray[np.int64]
+
+
+class Transfer:
+    """Copies between `pool` and pieces.
+
+    Args:
+        pool: K and V.
+        device: The pool's.
+        checks_there: Whether pages are checked after they have arrived: a GPU does that faster
+            than threads that ask for the interpreter's lock after each page.
+    """
+
+    def __init__(
+        self, pool: PagePool, device: torch.device, *, checks_there: bool | None = None
+    ) -> None:
         self._pool = pool
         self._device = device
         self._on_cuda = device.type == "cuda"
+        self._checks_there = self._on_cuda if checks_there is None else checks_there
         self._workers = ThreadPoolExecutor(NUM_WORKERS, thread_name_prefix="tsdoc-kv")
         self._local = threading.local()
 
@@ -66,18 +95,43 @@ class Transfer:
         """
         pool = self._pool
         edges = [*range(pool.resident, end, LOAD_TOKENS), end]
-        parts = [
-            (last, self._begin_load(pieces, first, last))
-            for first, last in itertools.pairwise(edges)
-        ]
+        parts = []
+        for first, last in itertools.pairwise(edges):
+            copied: list[_Copied] = []
+            parts.append((last, self._begin_load(pieces, first, last, copied), copied))
         try:
-            for last, part in parts:
+            for last, part, copied in parts:
                 part.wait()
+                self._confirm(copied)
                 pool.resident = last
         except BaseException:
-            for _, part in parts:
+            for _, part, _ in parts:
                 part.abandon()
             raise
+
+    def _confirm(self, copied: Sequence[_Copied]) -> None:
+        """Checks what has arrived, where it is.
+
+        Raises:
+            CorruptPageError: a page does not match its checksum.
+        """
+        if not copied:
+            return
+        pool = self._pool
+        sums = [
+            page_sums(
+                (pool.keys, pool.values)[part.kind][part.layer],
+                pool.page_table,
+                torch.from_numpy(part.positions // PAGE_SIZE).to(self._device, torch.int32),
+            )
+            for part in copied
+        ]
+        rows = pool.keys[0]
+        num_bytes = PAGE_SIZE * rows.shape[1] * rows.shape[2] * rows.dtype.itemsize
+        found = digests(torch.cat(sums).cpu().numpy(), num_bytes)
+        ends = np.cumsum([len(part.positions) for part in copied])
+        for part, own in zip(copied, np.split(found, ends[:-1]), strict=True):
+            part.rows.confirm(part.layer, part.kind, part.positions, own)
 
     def save(self, pieces: Sequence[KVPiece], start: int, end: int) -> Moving:
         """Begins to copy [start, end), computed on the current stream, into pieces on the host."""
@@ -97,25 +151,41 @@ class Transfer:
             ]
         )
 
-    def _begin_load(self, pieces: Sequence[KVPiece], start: int, end: int) -> Moving:
+    def _begin_load(
+        self, pieces: Sequence[KVPiece], start: int, end: int, copied: list[_Copied]
+    ) -> Moving:
         return Moving(
             [
-                self._workers.submit(self._load_rows, pieces, layer, kind, start, end)
+                self._workers.submit(self._load_rows, pieces, layer, kind, start, end, copied)
                 for layer in range(len(self._pool.keys))
                 for kind in (KEYS, VALUES)
             ]
         )
 
     def _load_rows(
-        self, pieces: Sequence[KVPiece], layer: int, kind: int, start: int, end: int
+        self,
+        pieces: Sequence[KVPiece],
+        layer: int,
+        kind: int,
+        start: int,
+        end: int,
+        copied: list[_Copied],
     ) -> None:
         lane = self._lane
+        there = self._checks_there and not self._pool.on_host
         try:
             for piece, first, last in covering(pieces, start, end):
+                rows, doubtful = piece.unchecked if there else None, [_NOWHERE]
                 for begin, slots in self._steps(layer, kind, first, last):
                     staged, host = lane.stage(slots)
-                    piece.read(layer, kind, begin, host)
+                    if rows is None:
+                        piece.read(layer, kind, begin, host)
+                    else:
+                        doubtful.append(rows.copy(layer, kind, begin, host))
                     lane.copy(slots, staged)
+                positions = np.concatenate(doubtful)
+                if rows is not None and len(positions):
+                    copied.append(_Copied(rows=rows, layer=layer, kind=kind, positions=positions))
         finally:
             lane.wait()
 

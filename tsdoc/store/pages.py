@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from typing import NoReturn
 
 import numpy as np
@@ -24,7 +24,6 @@ from tsdoc.store.units import UnitTable, unit_tokens
 
 NO_CHECKSUM = "has no valid checksum"
 MISMATCH = "does not match its checksum"
-CACHED_BYTES = 1 << 20  # copied at a time, so that its checksum finds it in a core's cache
 
 
 class Segment(MappedSegment):
@@ -103,62 +102,82 @@ class Segment(MappedSegment):
 
         Checksums are taken of the copy, so what is used is what was checked.
         """
+        positions = self.copy(layer, kind, start, out)
+        self._check_copy(layer, kind, self._number(positions), start, out)
+
+    def copy(self, layer: int, kind: int, start: int, out: KVArray) -> npt.NDArray[np.int64]:
+        """See `UncheckedRows.copy`."""
         pages = self.is_checkable(start, start + len(out))
-        verified, journal = self.verified[layer, kind], self.journal
-        doubtful = pages[~verified[pages]]
         try:
-            digests = self._copy(layer, kind, start, out, frozenset(doubtful.tolist()))
+            self.fill(layer, kind, start, out)
         except OSError as error:
             for page in pages.tolist():
                 self.checked_page(layer, kind, page)  # names the one that cannot be read
             raise store_error(error, self.path, "reading KV pages") from error
-        whole = np.fromiter(digests, np.int64, len(digests))
-        copied = np.fromiter(digests.values(), np.uint64, len(digests))
-        good = copied == journal.checksums[layer, kind, whole]
-        good &= journal.block_end[whole] != 0
-        verified[whole[good]] = True
-        self.check(layer, kind, doubtful)  # those at the ends, and to name one that is not good
+        pages = pages[~self.verified[layer, kind, pages]]
+        positions = self._positions(pages)
+        whole = (positions >= start) & (positions + PAGE_SIZE <= start + len(out))
+        self._check_copy(layer, kind, pages[~whole], start, out)
+        return self._positions(pages[whole])
 
-    def _copy(
-        self, layer: int, kind: int, start: int, out: KVArray, doubtful: Container[int]
-    ) -> dict[int, int]:
-        """Fills `out`, little by little; returns checksums of the doubtful pages in it."""
-        step = PAGE_SIZE * max(1, CACHED_BYTES // (PAGE_SIZE * self.info.shape.row_bytes))
-        digests: dict[int, int] = {}
-        first, end = start, start + len(out)
-        while first < end:
-            last = min(first - first % PAGE_SIZE + step, end)
-            rows = out[first - start : last - start]
-            self.fill(layer, kind, first, rows)
-            digests |= self._digests(first, rows, doubtful)
-            first = last
-        return digests
+    def confirm(
+        self,
+        layer: int,
+        kind: int,
+        positions: npt.NDArray[np.int64],
+        digests: npt.NDArray[np.uint64],
+    ) -> None:
+        """See `UncheckedRows.confirm`."""
+        pages = self._number(positions)
+        good = digests == self.journal.checksums[layer, kind, pages]
+        good &= self.journal.block_end[pages] != 0
+        self.verified[layer, kind, pages[good]] = True
+        for page in pages[~good].tolist():
+            self.checked_page(layer, kind, page)  # says more, where the file is at fault
+            self._fail(layer, kind, page, MISMATCH)
+
+    def _number(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Numbers, within the segment, of the pages that hold `positions`."""
+        return positions // PAGE_SIZE - first_page(self.info.start)
+
+    def _positions(self, pages: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Where pages begin in the prompt; the first one may begin before the segment."""
+        positions: npt.NDArray[np.int64] = (first_page(self.info.start) + pages) * PAGE_SIZE
+        return positions
+
+    def _check_copy(
+        self, layer: int, kind: int, pages: npt.NDArray[np.int64], start: int, rows: KVArray
+    ) -> None:
+        """Checks pages against a copy of the rows from `start` on; the file where they are cut."""
+        whole, digests = self._digests(pages, start, rows)
+        self.confirm(layer, kind, self._positions(whole), digests)
+        self.check(layer, kind, pages)
 
     def _digests(
-        self, start: int, rows: KVArray, wanted: Container[int] | None = None
-    ) -> dict[int, int]:
-        """Checksums of the (wanted) pages that lie whole in the rows from `start` on, by number."""
+        self, pages: npt.NDArray[np.int64], start: int, rows: KVArray
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint64]]:
+        """Those of `pages` that lie whole in the rows from `start` on, and their checksums."""
         view, row_bytes = rows.data.cast("B"), self.info.shape.row_bytes
-        pages = self.journal.pages(start, start + len(rows))
-        digests = {}
-        for page in range(pages.start, pages.stop):
+        whole, digests = [], []
+        for page in pages.tolist():
             first, last = self.bounds(page)
-            whole = start <= first and last <= start + len(rows)
-            if whole and (wanted is None or page in wanted):
+            if start <= first and last <= start + len(rows):
                 part = view[(first - start) * row_bytes : (last - start) * row_bytes]
-                digests[page] = xxhash.xxh3_64_intdigest(part)
-        return digests
+                digests.append(xxhash.xxh3_64_intdigest(part))
+                whole.append(page)
+        return np.array(whole, dtype=np.int64), np.array(digests, dtype=np.uint64)
 
     def write(self, layer: int, kind: int, start: int, rows: KVArray) -> None:
         """Writes rows from position `start` on; see `KVPiece.write`.
 
         Checksums are taken on the way, so that a commit has little left to do but to wait.
         """
-        digests, pages = self._digests(start, rows), self.journal.pages(start, start + len(rows))
+        pages = self.journal.pages(start, start + len(rows))
+        whole, digests = self._digests(np.arange(pages.start, pages.stop), start, rows)
         for page in range(pages.start, pages.stop):
             self._fresh.pop((layer, kind, page), None)
         self.put(layer, kind, start, rows)
-        for page, digest in digests.items():
+        for page, digest in zip(whole.tolist(), digests.tolist(), strict=True):
             self._fresh[layer, kind, page] = digest
 
     def checksum(self, layer: int, kind: int, page: int) -> int:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tsdoc.errors import DamagedStoreError
-from tsdoc.kernels.kv import KEYS, VALUES, KVArray, KVFile, LayerIndex
+from tsdoc.kernels.kv import KEYS, VALUES, KVArray, KVFile, LayerIndex, UncheckedRows
 from tsdoc.store.pages import Segment
 
 
@@ -44,6 +44,11 @@ class SegmentPiece:
             region_bytes=segment.info.region_bytes,
             writable=bool(segment.rows(0, KEYS).flags.writeable),
         )
+
+    @property
+    def unchecked(self) -> UncheckedRows:
+        """See `KVPiece.unchecked`."""
+        return self.segment
 
     def keys(self, layer: int) -> KVArray:
         """See `KVPiece.keys`."""

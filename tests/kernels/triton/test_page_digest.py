@@ -1,0 +1,114 @@
+"""Pages' checksums where they have arrived: those of the library that the store uses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import xxhash
+
+from tests.kernels.triton.test_triton_cache import CONFIG, DIM, KV_HEADS, make_backend, make_rope
+from tests.store.synthetic import make_ids, make_key, prefill
+from tsdoc.errors import CorruptPageError
+from tsdoc.kernels.kv import KEYS, VALUES
+from tsdoc.kernels.transfer import Transfer
+from tsdoc.kernels.triton.page_digest import digests, page_sums
+from tsdoc.kernels.triton_backend import TritonBackend
+from tsdoc.store import Entry, KVShape, Store
+
+PAGE = 256
+SHAPE = KVShape(num_layers=2, num_kv_heads=KV_HEADS, head_dim=DIM, kv_dtype="float32")
+KEY = make_key(kv_dtype="float32")
+NUM_TOKENS = 1900
+
+
+@pytest.mark.parametrize(
+    ("heads", "head_dim", "dtype"),
+    [
+        (4, 128, torch.bfloat16), (3, 64, torch.bfloat16), (1, 80, torch.bfloat16),
+        (2, 16, torch.float32), (1, 2, torch.bfloat16),
+    ],
+)  # fmt: skip
+def test_digests_are_xxh3_of_each_page(
+    device: torch.device, heads: int, head_dim: int, dtype: torch.dtype
+) -> None:
+    num_bytes = PAGE * heads * head_dim * dtype.itemsize
+    raw = np.random.default_rng(heads).integers(0, 256, (5, num_bytes), dtype=np.uint8)
+    rows = torch.from_numpy(raw.reshape(-1)).view(dtype).view(5 * PAGE, heads, head_dim).to(device)
+    table = torch.tensor([3, 0, 4, 1, 2], dtype=torch.int32, device=device)
+    pages = torch.tensor([4, 0, 1], dtype=torch.int32, device=device)
+    found = digests(page_sums(rows, table, pages).cpu().numpy(), num_bytes)
+    wanted = [xxhash.xxh3_64_intdigest(raw[at].tobytes()) for at in (2, 3, 0)]
+    assert found.tolist() == wanted
+
+
+@pytest.fixture
+def entry(tmp_path: Path) -> Entry:
+    store, ids = Store(tmp_path / "store"), make_ids(NUM_TOKENS)
+    with store.begin(KEY, SHAPE, ids, prefill_block=512, name="doc") as writer:
+        prefill(writer, ids, SHAPE)
+        writer.finish()
+    found = store.open(KEY, ids)
+    assert found is not None
+    return found
+
+
+def begin(entry: Entry, device: torch.device) -> tuple[TritonBackend, Transfer]:
+    backend = make_backend(device)
+    backend.cache(entry.pieces, make_rope(DIM, device), CONFIG)
+    backend.pool.place(list(reversed(range(backend.pool.capacity // PAGE))))
+    return backend, Transfer(backend.pool, device, checks_there=True)
+
+
+def test_what_has_arrived_is_checked_there_and_nowhere_else(
+    device: torch.device, entry: Entry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tsdoc.store.pages.Segment.read_page", None)
+    (segment,) = entry.segments
+    backend, transfer = begin(entry, device)
+    with entry:
+        transfer.load(entry.pieces, 512)
+        assert segment.verified[:, :, :2].all()
+        transfer.load(entry.pieces, NUM_TOKENS - NUM_TOKENS % PAGE)
+        assert segment.verified[:, :, :-1].all()
+        slots = [backend.pool.page_table[at // PAGE].item() * PAGE + at % PAGE for at in (0, 1500)]
+        rows = backend.pool.values[1][slots].cpu().numpy()
+        assert np.array_equal(rows, segment.rows(1, VALUES)[[0, 1500]])
+
+
+@pytest.mark.parametrize("token", [0, 1100, NUM_TOKENS - 1])
+def test_a_damaged_page_is_named_and_what_came_before_stays(
+    device: torch.device, entry: Entry, token: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tsdoc.kernels.transfer.LOAD_TOKENS", 512)
+    (segment,) = entry.segments
+    offset, _ = segment.info.place(1, KEYS, token, token)
+    with segment.path.open("r+b") as file:
+        file.seek(offset)
+        (old,) = file.read(1)
+        file.seek(offset)
+        file.write(bytes([old ^ 4]))
+    backend, transfer = begin(entry, device)
+    with entry, pytest.raises(CorruptPageError, match=f"page {token // PAGE} of layer 1") as caught:
+        transfer.load(entry.pieces, NUM_TOKENS)
+    assert caught.value.start <= token < caught.value.end
+    assert backend.pool.resident == token // 512 * 512
+
+
+def test_what_changed_on_its_way_is_not_used(
+    device: torch.device, entry: Entry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is as it was committed; what arrived is not."""
+    sums = page_sums
+
+    def changed(rows: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        rows[rows.shape[0] // 2] += 1.0
+        return sums(rows, *rest)
+
+    monkeypatch.setattr("tsdoc.kernels.transfer.page_sums", changed)
+    backend, transfer = begin(entry, device)
+    with entry, pytest.raises(CorruptPageError, match="does not match"):
+        transfer.load(entry.pieces, NUM_TOKENS)
+    assert backend.pool.resident == 0
