@@ -103,9 +103,9 @@ def test_what_changed_on_its_way_is_not_used(
     """The file is as it was committed; what arrived is not."""
     sums = page_sums
 
-    def changed(rows: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
-        rows[rows.shape[0] // 2] += 1.0
-        return sums(rows, *rest)
+    def changed(rows: torch.Tensor, page_table: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
+        rows[int(page_table[2]) * PAGE + 100] += 1.0
+        return sums(rows, page_table, pages)
 
     monkeypatch.setattr("tsdoc.kernels.transfer.page_sums", changed)
     backend, transfer = begin(entry, device)
