@@ -137,3 +137,12 @@ def test_a_choice_that_there_is_not_is_refused_in_plain_words(cli: Cli, option: 
     result = cli("profile", option, "half")
     assert result.code == 2
     assert f"Invalid value for '{option}': 'half' is not one of " in result.stderr
+
+
+def test_a_reader_that_leaves_while_typer_prints_is_no_error(
+    cli: Cli, services: FakeServices
+) -> None:
+    fail_with(services, BrokenPipeError(32, "Broken pipe"))
+    result = cli("ask", "a.txt", "Who?", "--quiet")
+    assert (result.code, result.stdout) == (141, "")
+    assert "error" not in result.stderr

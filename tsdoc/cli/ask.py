@@ -19,7 +19,7 @@ from tsdoc.cli.arguments import parse_request, require_sources
 from tsdoc.cli.command import command
 from tsdoc.cli.evidence import wanted_passages
 from tsdoc.cli.evidence_page import answers_page
-from tsdoc.cli.options import Engine, Explaining, Model, Reading, Sampling, Sources, Tuning
+from tsdoc.cli.options import Engines, Explaining, Model, Reading, Sampling, Sources, Tuning
 from tsdoc.cli.reporter import amount, duration
 from tsdoc.cli.run import Run
 from tsdoc.report import check_target
@@ -88,7 +88,7 @@ def ask(
     reading: Reading,
     tuning: Tuning,
     model: Model,
-    engine: Engine,
+    engine: Engines,
     sampling: Sampling,
     explaining: Explaining,
 ) -> None:
@@ -123,7 +123,7 @@ def ingest(
     reading: Reading,
     tuning: Tuning,
     model: Model,
-    engine: Engine,
+    engine: Engines,
 ) -> None:
     """Read and prefill sources now, so that questions later take seconds."""
     require_sources(sources or [], command="ingest")

@@ -12,7 +12,7 @@ from tsdoc.cli.answering import look, name_answer, open_sources, say_ended, sess
 from tsdoc.cli.arguments import STDIN, require_sources
 from tsdoc.cli.command import command
 from tsdoc.cli.evidence import show_evidence
-from tsdoc.cli.options import Engine, Model, Reading, Sampling, Sources, Tuning
+from tsdoc.cli.options import Engines, Model, Reading, Sampling, Sources, Tuning
 from tsdoc.cli.questions import FENCE, Questions
 from tsdoc.cli.reporter import duration
 from tsdoc.cli.run import Run
@@ -82,7 +82,7 @@ def chat(
     reading: Reading,
     tuning: Tuning,
     model: Model,
-    engine: Engine,
+    engine: Engines,
     sampling: Sampling,
 ) -> None:
     """Ask questions that follow one another, each in sight of those before.

@@ -54,6 +54,10 @@ def _invoke(app: typer.Typer, args: Sequence[str], run: Run) -> int | BaseExcept
         return CLOSED_PIPE if done.code == 1 else 0
     except ClosedPipeError:
         raise
+    except BrokenPipeError as error:
+        # Of what Typer prints itself: tsdoc's own output and pipes name theirs.
+        run.terminal.flush()
+        raise ClosedPipeError from error
     except KeyboardInterrupt:
         return run.interrupted()
     except TsdocError as error:

@@ -177,6 +177,12 @@ class Engine:
             rich_help_panel=SETTINGS,
         ),
     ] = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engines(Engine):
+    """The same for commands that several processes can compute together."""
+
     parallel: Annotated[
         int | None,
         typer.Option(

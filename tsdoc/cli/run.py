@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tsdoc.cli.arguments import find_password, parse_pages
 from tsdoc.cli.console import Terminal
 from tsdoc.cli.interrupt import Interrupts
-from tsdoc.cli.options import Engine, Explaining, Model, Output, Reading, Sampling, Tuning
+from tsdoc.cli.options import Engine, Engines, Explaining, Model, Output, Reading, Sampling, Tuning
 from tsdoc.cli.reporter import ConsoleReporter
 from tsdoc.cli.services import Services
 from tsdoc.errors import InterruptedRunError, TsdocError
@@ -188,6 +188,7 @@ def _option_layers(
     if engine is not None:
         given.append(("--device", "engine.device", engine.device))
         given.append(("--no-store", "store.enabled", False if engine.no_store else None))
+    if isinstance(engine, Engines):
         given.append(("--parallel", "parallel.tensor", engine.parallel))
     if sampling is not None:
         given += [

@@ -7,7 +7,7 @@ import json
 import typer
 
 from tsdoc.cli.command import add_group, command
-from tsdoc.cli.options import Engine, Model, Sampling, Tuning
+from tsdoc.cli.options import Engines, Model, Sampling, Tuning
 from tsdoc.cli.run import Run
 from tsdoc.terminal import format_count
 
@@ -27,7 +27,7 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def config_show(
-    run: Run, *, tuning: Tuning, model: Model, engine: Engine, sampling: Sampling
+    run: Run, *, tuning: Tuning, model: Model, engine: Engines, sampling: Sampling
 ) -> None:
     """Show every setting, its value and its origin.
 

@@ -11,7 +11,7 @@ import typer
 from tsdoc.cli.answering import open_sources, say_ended, session_json
 from tsdoc.cli.arguments import require_sources
 from tsdoc.cli.command import command
-from tsdoc.cli.options import ANSWERING, Engine, Model, Reading, Sampling, Sources, Tuning
+from tsdoc.cli.options import ANSWERING, Engines, Model, Reading, Sampling, Sources, Tuning
 from tsdoc.cli.reporter import duration
 from tsdoc.cli.run import Run
 from tsdoc.errors import InterruptedRunError
@@ -75,7 +75,7 @@ def summarize(
     reading: Reading,
     tuning: Tuning,
     model: Model,
-    engine: Engine,
+    engine: Engines,
     sampling: Sampling,
 ) -> None:
     """Summarise the sources as Markdown, with the places that say the same.
