@@ -221,6 +221,8 @@ class _Collector:
         if len(self.found.items) == before[0] and not self._seen_below(root):
             reasons = sorted({entry.reason for entry in self.found.skipped[before[1] :]})
             detail = f" (left out: {', '.join(reasons)})" if reasons else ""
+            if EXCLUDED in reasons:
+                detail += f"; given: {self.patterns}"
             raise InputError(f"holds no file that tsdoc can read{detail}", where=where)
 
     def _add_member(self, root: Path, path: str, name: str) -> None:

@@ -19,6 +19,13 @@ class Patterns:
         self._exclude = _rules(options.exclude)
         self._unmatched = {*self._include, *self._exclude}
 
+    def __str__(self) -> str:
+        return ", ".join(
+            f"{option} '{visible_line(pattern)}'"
+            for option, patterns in self._given.items()
+            for pattern in patterns
+        )
+
     def wants(self, path: str) -> bool:
         """Whether a file of the sources is to be read; `path` is relative to its source."""
         self._unmatched -= {rule for rule in self._unmatched if touches(rule, path)}
