@@ -125,7 +125,7 @@ def main() -> None:
         prepared_s = time.perf_counter() - begun - opened_s
         session._engines.make(len(session.prompt.ids) + 1000)  # load the weights
         from_disk, answers, cpu_s, shares = [], [], [], []
-        entry = session._kv.entry if session._kv is not None else None
+        entry = session._kept.entry
         assert entry is not None
         for _ in range(2):
             before, begun_s = bytes_from_disk(), time.process_time()

@@ -138,7 +138,7 @@ def _entry_pieces(options: argparse.Namespace, stack: ExitStack) -> list[KVPiece
         )
     )
     session.prepare(must_keep=True)
-    entry = session._load_kv().entry
+    entry = session._kept.get().entry
     assert entry is not None
     return [
         SegmentPiece(segment, min(part.end, options.tokens))

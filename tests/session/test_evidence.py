@@ -131,7 +131,7 @@ def test_the_neutral_question_is_asked_once_for_all_sessions(
     assert len(asked) == 1
     # Votes that no model casts are not believed, whoever sealed them.
     with start() as session:
-        entry = session._load_kv().entry
+        entry = session._kept.get().entry
         assert entry is not None
         asked_for = []
         with monkeypatch.context() as patched:

@@ -23,16 +23,15 @@ from tsdoc.prompt.chat import ChatTemplate
 from tsdoc.prompt.tokenizer import TextTokenizer
 from tsdoc.session.calibration import Calibration, num_cpus
 from tsdoc.session.engines import Engines
-from tsdoc.session.indexing import prepare_index
 from tsdoc.session.limits import check_length
 from tsdoc.session.loading import (
     kv_shape,
     reread_tokens,
     resolve_compute_dtype,
-    uses_index,
     warn_of_few_cores,
 )
-from tsdoc.session.prefill import Prefill, PromptKV
+from tsdoc.session.prefill import Prefill
+from tsdoc.session.prompt_kv import KeptPrompt
 from tsdoc.session.results import Answer, Estimate, Prepared
 from tsdoc.session.tail import Tail
 from tsdoc.session.transcript import StopAnswer, Transcript
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
     from tsdoc.engine.generate import Generation, GenerationConfig
     from tsdoc.engine.reread import Reread
     from tsdoc.session.evidence import EvidenceFinder
-    from tsdoc.store import Entry, Store
+    from tsdoc.store import Store
 
 SHOWN_FILES = 100  # names kept with an entry, for `tsdoc cache show`
 
@@ -74,8 +73,7 @@ class Session:
     warnings: list[IngestWarning]
     times_s: dict[str, float]
     record: str
-    _job: Prefill = field(init=False)
-    _kv: PromptKV | None = field(default=None, init=False)
+    _kept: KeptPrompt = field(init=False)
     _engines: Engines = field(init=False)
     _device: Device = field(init=False)
     _num_answers: int = field(default=0, init=False)
@@ -104,7 +102,7 @@ class Session:
             times_s=self.times_s,
         )
         self._resources.callback(self._engines.close)
-        self._job = Prefill(
+        job = Prefill(
             store=_open_store(settings, self.home, self.reporter),
             key=key,
             shape=kv_shape(config, settings.engine.kv_dtype),
@@ -128,6 +126,14 @@ class Session:
             reporter=self.reporter,
             narrowing=ways_to_narrow(self.document),
         )
+        self._kept = KeptPrompt(
+            job,
+            settings=settings,
+            device=self._device,
+            engines=self._engines,
+            times_s=self.times_s,
+        )
+        self._resources.callback(self._kept.close)
 
     def __enter__(self) -> Session:
         return self
@@ -138,19 +144,17 @@ class Session:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._kv = self._last = None
+        self._last = None
         self._resources.close()
 
     @property
     def model_key(self) -> ModelKey:
         """What K and V of the prompt depend on besides its tokens."""
-        return self._job.key
+        return self._kept.job.key
 
     def estimate(self) -> Estimate:
         """Looks up what the store already holds; computes nothing."""
-        job = self._job
-        reused = job.store.find(job.key, job.ids).reused_tokens if job.store else 0
-        return job.estimate(reused)
+        return self._kept.estimate()
 
     def prepare(self, *, must_keep: bool = False) -> Prepared:
         """Makes K and V of the whole prompt available: opened, resumed or computed.
@@ -162,7 +166,7 @@ class Session:
             ResourceError: neither disk nor memory can hold them.
             ModelError: the weights cannot be loaded.
         """
-        kv = self._load_kv(must_keep=must_keep)
+        kv = self._kept.get(must_keep=must_keep)
         return Prepared(
             prompt_tokens=len(self.prompt.ids),
             reused_tokens=kv.estimate.reused_tokens,
@@ -216,7 +220,7 @@ class Session:
         max_new_tokens = max_new_tokens or self.settings.answer.max_new_tokens
         room = len(ids) + (again.room if again else 0) + max_new_tokens
         self._check_length(start + room, before)
-        kv = self._load_kv()
+        kv = self._kept.get()
         engine = self._engines.make(start + room)
         config = self._generation_config(
             max_new_tokens=max_new_tokens,
@@ -255,12 +259,10 @@ class Session:
                 break
             # The same answer starts over; what was shown of it is not shown again.
             except CorruptPageError as error:
-                if kv.entry is None:
-                    raise
-                self._job.repair(engine, error, kv.entry)
+                self._kept.repair(engine, error)
                 reused -= error.end - error.start
             except DamagedStoreError as error:
-                kv = self._load_again(error)
+                kv = self._kept.get_again(error)
                 reused = kv.estimate.reused_tokens
         if tail is not None:
             generation.keep()
@@ -300,15 +302,13 @@ class Session:
                 prompt=self.prompt, neutral=self._make_neutral(), make_piece=self._room
             )
         engine, generation = self._last
-        kv = self._load_kv()
+        kv = self._kept.get()
         while True:
             try:
                 evidence = self._finder.find(engine, generation, kv.pieces, count=count)
                 break
             except CorruptPageError as error:
-                if kv.entry is None:
-                    raise
-                self._job.repair(engine, error, kv.entry)
+                self._kept.repair(engine, error)
         times_s = {**answer.times_s, "evidence": time.perf_counter() - begun}
         return replace(answer, evidence=evidence, times_s=times_s)
 
@@ -319,7 +319,7 @@ class Session:
         if self._neutral is None:
             prompt = self.prompt
             document = prompt.head_len, prompt.contents_start
-            kept = EntryVotes(lambda: self._kv.entry if self._kv is not None else None)
+            kept = EntryVotes(lambda: self._kept.entry)
             self._neutral = make_neutral(self.template, document, len(prompt.ids), kept)
         return self._neutral
 
@@ -342,40 +342,6 @@ class Session:
                 hint="Begin a new conversation, or allow more with --set max_prompt_tokens=N.",
             )
         check_length(num_tokens, limit, self.prompt)
-
-    def _load_kv(self, *, must_keep: bool = False) -> PromptKV:
-        if self._kv is None:
-            kv = self._job.run(must_keep=must_keep)
-            if kv.entry is not None:
-                self._resources.enter_context(kv.entry)
-                # Other devices bring all of it to their own memory.
-                if self._device == "cpu" and not self._prepare_index(kv.entry):
-                    kv.entry.check_ahead()
-            if kv.prefill_s:
-                self.times_s["prefill"] = kv.prefill_s
-            self._kv = kv
-        return self._kv
-
-    def _prepare_index(self, entry: Entry) -> bool:
-        """Whether questions can find candidates without reading all keys of `entry`."""
-        store = self._job.store
-        if store is None or not uses_index(self.settings, entry.num_tokens):
-            return False
-        return prepare_index(
-            entry,
-            store,
-            self.reporter,
-            lambda error: self._job.repair(self._engines.make(entry.num_tokens), error, entry),
-        )
-
-    def _load_again(self, error: DamagedStoreError) -> PromptKV:
-        """Computes what `error` says is gone."""
-        if self._kv is None or self._kv.entry is None:
-            raise error
-        self._job.warn_damaged(error)
-        self._kv.entry.close()
-        self._kv = None
-        return self._load_kv()
 
     def _generation_config(
         self,
@@ -406,7 +372,7 @@ class Session:
 
     def _room(self, start: int, capacity: int) -> HostPiece:
         """Room for a question and its answer behind the prompt."""
-        shape = self._job.shape
+        shape = self._kept.job.shape
         return make_host_piece(
             start=start,
             capacity=capacity,
