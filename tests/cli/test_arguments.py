@@ -63,6 +63,15 @@ def test_a_lone_question_is_told_to_need_a_source() -> None:
     assert "tsdoc ask book.pdf 'Who is it?'" in str(caught.value)
 
 
+def test_a_second_question_is_no_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="only the last argument is a question") as caught:
+        request("a.txt", "Who is it?", "Why?")
+    assert "-q" in str(caught.value)
+    Path("why?").write_text("text")
+    assert request("why?", "Why?").sources == ("why?",)
+
+
 def test_no_argument_at_all() -> None:
     with pytest.raises(UsageError, match="SOURCE and question missing"):
         request()

@@ -185,7 +185,10 @@ def test_ctrl_c_where_nothing_can_be_kept_does_not_say_it_is(
 
 def test_ingest_says_what_is_kept(cli: Cli) -> None:
     result = cli("ingest", "a.txt")
-    assert result.stdout == "shelf: 100 tokens, 0 of them reused, kept as abc123 (2.0 MB, 2 s)\n"
+    assert (
+        result.stdout
+        == "shelf: 100 tokens, 0 of them reused, kept as abc123 (2.0 MB of K and V, 2 s)\n"
+    )
     value = cli("ingest", "a.txt", "--json").json()
     assert (value["schema"], value["computed_tokens"]) == ("tsdoc.ingest/1", 100)
 

@@ -189,6 +189,12 @@ def test_config_show_tells_every_origin(cli: Cli, tmp_path: Path) -> None:
     assert any(line.split() == ["engine.theta", "null", "--set"] for line in table.splitlines())
 
 
+def test_config_show_names_the_default_model(cli: Cli) -> None:
+    assert "default model: chosen when it is first used" in cli("config", "show").stderr
+    assert cli("models", "use", "tiny").code == 0
+    assert "default model: tiny" in cli("config", "show").stderr
+
+
 def test_a_wrong_config_file_stops_every_command_with_exit_2(cli: Cli, tmp_path: Path) -> None:
     file = tmp_path / "config" / "tsdoc" / "config.yaml"
     file.parent.mkdir(parents=True)

@@ -291,6 +291,13 @@ def test_a_question_is_asked_on_a_terminal(typed: str, agreed: bool) -> None:
     assert "Download 1 GB? [Y/n] " in stderr.getvalue()
 
 
+@pytest.mark.parametrize(("typed", "agreed"), [("\n", False), ("y\n", True), ("", False)])
+def test_what_cannot_be_undone_takes_more_than_enter(typed: str, agreed: bool) -> None:
+    terminal, _, stderr = screen(terminal=True, stdin=typed)
+    assert ConsoleReporter(terminal, quiet=True).confirm("Remove?", enter=False) is agreed
+    assert "Remove? [y/N] " in stderr.getvalue()
+
+
 def test_without_a_terminal_the_question_is_said_and_answered() -> None:
     terminal, _, stderr = screen(stdin="n\n")
     assert ConsoleReporter(terminal, quiet=False).confirm("Download 1 GB?") is True

@@ -98,6 +98,11 @@ def test_pages_show_their_printed_label_and_range() -> None:
     assert "went to 3 of 900 pages" in text
 
 
+def test_it_is_not_said_that_all_of_a_document_holds_most_of_the_attention() -> None:
+    evidence = make_evidence(coverage=Coverage(unit="file", holding=2, total=2))
+    assert "attention" not in evidence_lines(evidence, width=80)[-1]
+
+
 def test_lines_stay_readable_on_a_wide_terminal(
     cli: Cli, services: FakeServices, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -173,10 +173,24 @@ def test_removing_an_entry_removes_its_text_and_no_other(
 
 
 @pytest.mark.usefixtures("entries")
-@pytest.mark.parametrize(("typed", "left"), [("n\n", 2), ("y\n", 0)])
+@pytest.mark.parametrize(("typed", "left"), [("n\n", 2), ("\n", 2), ("y\n", 0)])
 def test_removing_everything_is_asked_on_a_terminal(cli: Cli, typed: str, left: int) -> None:
     assert cli("cache", "remove", "--all", terminal=True, stdin=typed).code == 0
     assert len(cli("cache", "list", "--json").json()["entries"]) == left
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_what_is_in_use_stays_and_the_rest_is_removed(
+    cli: Cli, services: FakeServices, entries: list[str], named: bool
+) -> None:
+    with Store(services.home().store).load(entries[0]):
+        result = cli("cache", "remove", *(entries if named else ["--all"]))
+        assert result.code == 5
+        assert result.stderr.count(entries[0][:10]) == 1
+        assert "stays: is in use" in result.stderr
+        assert result.stdout.startswith("removed 1 entry, ")
+        left = cli("cache", "list", "--json").json()["entries"]
+    assert [entry["entry_id"] for entry in left] == [entries[0]]
 
 
 def test_cache_remove_needs_ids_or_all_and_knows_them(cli: Cli, entries: list[str]) -> None:
@@ -303,7 +317,9 @@ def test_cache_verify_finds_a_damaged_page(
     result = cli("cache", "verify")
     assert f"{entries[0][:10]}  damaged       " in result.stdout
     assert f"{entries[1][:10]}  not finished  other" in result.stdout
-    assert "`tsdoc cache repair` or the next question computes it again" in result.stderr
+    assert (
+        "`tsdoc cache repair` or the next question computes what is damaged again" in result.stderr
+    )
 
 
 def test_cache_repair_says_what_became_of_each_entry(

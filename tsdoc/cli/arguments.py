@@ -48,10 +48,26 @@ def parse_request(
         _refuse_missing_question(positionals)
         *sources, last = positionals
         asked = [last]
+        _refuse_second_question(sources)
     for question in asked:
         if not question.strip():
             raise UsageError("the question is empty", hint=_corrected(sources))
     return Request(sources=tuple(sources), questions=tuple(asked))
+
+
+def _refuse_second_question(sources: Sequence[str]) -> None:
+    """Refuses a question where a source belongs.
+
+    Raises:
+        UsageError: one ends as a question does, and is no file.
+    """
+    for source in sources:
+        if source.rstrip().endswith("?") and not os.path.lexists(source):
+            raise UsageError(
+                "only the last argument is a question",
+                where=source,
+                hint="Give each of several questions with -q.",
+            )
 
 
 def require_sources(sources: Sequence[str], *, command: str) -> None:

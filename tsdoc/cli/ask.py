@@ -153,8 +153,9 @@ def ingest(
         cost = ""
         if prepared.computed_tokens:
             size, seconds = amount(kv_bytes, "bytes"), sum(prepared.times_s.values())
-            cost = f" ({size}, {duration(seconds)})"
-        run.terminal.line(
+            cost = f" ({size} of K and V, {duration(seconds)})"
+        run.terminal.stream(
             f"{session.document.name}: {prepared.prompt_tokens:,} tokens, "
             f"{prepared.reused_tokens:,} of them reused, {kept}{cost}"
         )
+        run.terminal.line()

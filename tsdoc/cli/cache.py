@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tsdoc.store.listing import EntryInfo
     from tsdoc.store.store import Store
 
-REPAIR = "`tsdoc cache repair` or the next question computes it again"
+REPAIR = "`tsdoc cache repair` or the next question computes what is damaged again"
 NAMED = "An id, how it begins, or a document's name where only one entry has it."
 
 Ids = Annotated[
@@ -156,7 +156,7 @@ def cache_show(run: Run, entry_id: EntryId) -> None:
 
 
 def cache_remove(run: Run, entry_ids: Ids = None, everything: All = False) -> None:
-    """Remove entries, and the text that was read for them."""
+    """Remove entries, and the text that was read for them; exit code 5 when one has to stay."""
     store = open_store(run)
     if everything == bool(entry_ids):
         message = "say what to remove: entries, or --all"
@@ -165,16 +165,24 @@ def cache_remove(run: Run, entry_ids: Ids = None, everything: All = False) -> No
             hint="`tsdoc cache list` shows the entries.",
         )
     entries = named_entries(store, entry_ids)
-    freed = 0
-    if entries and (not everything or confirm_all(run, store, entries)):
-        freed = store.remove([entry.entry_id for entry in entries])
-        remove_orphaned_records(run, store)
-    else:
+    if everything and entries and not confirm_all(run, store, entries):
         entries = []
+    gone, freed = [], 0
+    for entry in entries:
+        try:
+            freed += store.remove([entry.entry_id])
+        except StoreError as error:
+            run.reporter.warn("not_removed", entry.entry_id[:ID_SHOWN], f"stays: {error.message}")
+        else:
+            gone.append(entry)
+    if gone:
+        remove_orphaned_records(run, store)
     if run.output.json:
-        run.answer({"removed": [entry.entry_id for entry in entries], "freed_bytes": freed})
+        run.answer({"removed": [entry.entry_id for entry in gone], "freed_bytes": freed})
     else:
-        run.terminal.line(f"removed {count(entries)}, {amount(freed, 'bytes')}")
+        run.terminal.line(f"removed {count(gone)}, {amount(freed, 'bytes')}")
+    if len(gone) < len(entries):
+        raise typer.Exit(StoreError.exit_code)
 
 
 def cache_prune(run: Run, max_bytes: MaxBytes = None, *, tuning: Tuning) -> None:
@@ -304,4 +312,5 @@ def remove_orphaned_records(run: Run, store: Store) -> None:
 def confirm_all(run: Run, store: Store, entries: Sequence[EntryInfo]) -> bool:
     """Asks before everything is removed."""
     size = amount(store.num_bytes(), "bytes")
-    return run.reporter.confirm(f"Remove all that is kept ({count(entries)}, {size})?")
+    question = f"Remove all that is kept ({count(entries)}, {size})?"
+    return run.reporter.confirm(question, enter=False)

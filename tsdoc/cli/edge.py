@@ -77,6 +77,7 @@ def _invoke(app: typer.Typer, args: Sequence[str], run: Run) -> int | BaseExcept
 def _usage_error(error: TyperException, run: Run) -> int | BaseException:
     """Maps what Typer says about the arguments; it has already shown help where it says nothing."""
     message = " ".join(error.format_message().split()).rstrip(".").replace("Value error, ", "")
+    message = message.replace("Input should be", "must be")
     if not message:
         return error.exit_code
     context = getattr(error, "ctx", None)

@@ -72,8 +72,8 @@ def evidence_lines(evidence: Evidence, *, width: int) -> list[str]:
             lines += textwrap.wrap(
                 line, max(width, 20), initial_indent=indent, subsequent_indent=indent
             )
-    if evidence.coverage is not None:
-        lines += ["", coverage_text(evidence.coverage)]
+    if coverage := coverage_text(evidence.coverage):
+        lines += ["", coverage]
     return lines
 
 
@@ -102,8 +102,10 @@ def section_text(passage: Passage) -> str:
     return " › ".join(" ".join(title.split()) for title in passage.first.titles)
 
 
-def coverage_text(coverage: Coverage) -> str:
-    """Returns how widely attention was spread, as a sentence."""
+def coverage_text(coverage: Coverage | None) -> str:
+    """Returns how widely attention was spread, as a sentence; "" where it was everywhere."""
+    if coverage is None or coverage.holding == coverage.total:
+        return ""
     return (
         f"90 % of the attention paid to the document went to {coverage.holding:,} of "
         f"{coverage.total:,} {UNITS[coverage.unit]}."

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tsdoc.cli.evidence import coverage_text, place_text, section_text
 from tsdoc.report import render_page
+from tsdoc.report.numbers import percent_text
 
 if TYPE_CHECKING:
     from tsdoc.evidence import Evidence, Passage
@@ -46,14 +47,13 @@ def answers_page(session: Session, answers: Sequence[Answer]) -> str:
 def _answer(document: Document, number: int, answer: Answer) -> dict[str, Any]:
     evidence = answer.evidence
     passages = () if evidence is None else evidence.passages
-    coverage = None if evidence is None else evidence.coverage
     return {
         "id": f"a{number}",
         "question": answer.question,
         "text": answer.text,
         "ended": ENDINGS.get(answer.finish_reason),
         "stands_out": evidence is not None and evidence.stands_out,
-        "coverage": None if coverage is None else coverage_text(coverage),
+        "coverage": coverage_text(evidence.coverage if evidence is not None else None),
         "passages": [
             {"id": f"a{number}p{rank}", "rank": rank, **_passage(document, passage)}
             for rank, passage in enumerate(passages, 1)
@@ -63,14 +63,19 @@ def _answer(document: Document, number: int, answer: Answer) -> dict[str, Any]:
 
 def _passage(document: Document, passage: Passage) -> dict[str, Any]:
     text = document.sections[passage.section].text
-    start, end = max(passage.start - CONTEXT, 0), min(passage.end + CONTEXT, len(text))
+    before = text[max(passage.start - CONTEXT, 0) : passage.start]
+    if passage.start > CONTEXT:
+        before = "…" + before[before.find(" ") + 1 :]
+    after = text[passage.end : passage.end + CONTEXT]
+    if passage.end + CONTEXT < len(text):
+        after = (after.rpartition(" ")[0] or after) + "…"
     return {
         "place": place_text(passage),
         "section": section_text(passage),
-        "before": ("…" if start > 0 else "") + text[start : passage.start],
+        "before": before,
         "text": passage.text,
-        "after": text[passage.end : end] + ("…" if end < len(text) else ""),
-        "attention": f"{passage.attention:.1%}",
+        "after": after,
+        "attention": percent_text(passage.attention),
         "x": round(passage.position * WIDTH, 1),
     }
 

@@ -197,21 +197,22 @@ class ConsoleReporter:
         if again or not known:
             self._say(f"warning: {where}: {message}" if where else f"warning: {message}")
 
-    def confirm(self, question: str) -> bool:
-        """Asks [Y/n] on a terminal; elsewhere says the question and goes ahead."""
+    def confirm(self, question: str, *, enter: bool = True) -> bool:
+        """Asks on a terminal, where Enter alone means `enter`; elsewhere says it and goes ahead."""
         if not self._terminal.interactive:
             self.note(f"{question} (no terminal to ask on: yes)")
             return True
         live, self._live = self._live, None
         if live is not None:
             live.stop()
-        answer = self._terminal.prompt(f"{question} [Y/n]")
+        answer = self._terminal.prompt(f"{question} {'[Y/n]' if enter else '[y/N]'}")
         if not answer:  # the end of input is no consent
             self._terminal.say("")
         if live is not None:
             live.start()
             self._live = live
-        return bool(answer) and answer.strip().lower() in ("", "y", "yes")
+        said = answer.strip().lower() if answer else "no"
+        return said in ("y", "yes") or (enter and not said)
 
     def _say(self, message: str) -> None:
         if self._live is not None:

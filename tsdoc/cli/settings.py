@@ -59,9 +59,13 @@ def config_show(
         Column(title="origin", wraps=True),
     ]
     run.terminal.table(columns, rows)
+    home = run.services.home()
+    if resolved.settings.model.source == "default":
+        chosen = run.services.list_models(home).default
+        run.reporter.note(f"default model: {chosen or 'chosen when it is first used'}")
     found = "read" if path.exists() else "not there"
     run.reporter.note(f"config file: {path} ({found})")
-    run.reporter.note(f"home: {run.services.home().root}")
+    run.reporter.note(f"home: {home.root}")
 
 
 def _shown(value: object) -> str:

@@ -48,7 +48,7 @@ from tsdoc.settings import Settings
 LONG_S = 60.0  # a prefill of more is announced
 
 ALL_ATTENDED = (
-    "All of it fits the budget: every token is attended to, nothing is selected, and no cache is "
+    "The prompt fits the budget: every token is attended to, nothing is selected, and no cache is "
     "looked up. Longer prompts show more."
 )
 

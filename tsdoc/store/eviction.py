@@ -249,7 +249,7 @@ def _locked(entry: EntryUse) -> Iterator[None]:
         for name in names:
             lock = try_exclusive(name)
             if lock is None:
-                raise StoreError(f"entry {entry.entry_id} is in use", where=str(entry.directory))
+                raise StoreError("is in use", where=str(entry.directory))
             locks.append(lock)
         yield
     finally:
