@@ -146,3 +146,13 @@ def test_a_reader_that_leaves_while_typer_prints_is_no_error(
     result = cli("ask", "a.txt", "Who?", "--quiet")
     assert (result.code, result.stdout) == (141, "")
     assert "error" not in result.stderr
+
+
+def test_ctrl_c_that_a_library_makes_another_error_of_is_ctrl_c(
+    cli: Cli, services: FakeServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tsdoc.cli.interrupt.Interrupts.came", True)
+    fail_with(services, ValueError("could not determine the shape"))
+    result = cli("ask", "a.txt", "Who?", "--quiet")
+    assert result.code == 130
+    assert result.stderr.splitlines()[-1].startswith("tsdoc: stopped")

@@ -71,6 +71,11 @@ def _invoke(app: typer.Typer, args: Sequence[str], run: Run) -> int | BaseExcept
         out_of_memory.__cause__ = error
         return out_of_memory
     except Exception as error:  # noqa: BLE001 - the last edge: a bug is one line, not a traceback
+        if run.interrupts.came:
+            # Libraries make other errors of a KeyboardInterrupt: safetensors a ValueError.
+            stopped = run.interrupted()
+            stopped.__cause__ = error
+            return stopped
         return error
 
 

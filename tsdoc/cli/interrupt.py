@@ -35,6 +35,11 @@ class Interrupts:
         # What is left is the interpreter's own shutdown: nothing there can be stopped in order.
         self._count += 1
 
+    @property
+    def came(self) -> bool:
+        """Whether a signal has come that was not forgiven."""
+        return self._count > 0
+
     def forgive(self) -> None:
         """The command goes on after a Ctrl-C: the next one counts as the first again."""
         if self._terminated:
