@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable
 
@@ -15,6 +16,7 @@ from tsdoc.kernels.page_pool import PagePool
 from tsdoc.kernels.selection import SelectionConfig
 from tsdoc.kernels.triton_backend import TritonBackend
 from tsdoc.models.config import ModelConfig, RopeConfig
+from tsdoc.store.key import KVShape, ModelKey
 
 QWEN2_7B = ModelConfig(
     architecture="qwen2", num_layers=28, hidden_size=3584, intermediate_size=18944,
@@ -24,6 +26,15 @@ QWEN2_7B = ModelConfig(
 )  # fmt: skip
 DEVICE = torch.device("cuda")
 PAPER = SelectionConfig()
+# What K and V of these random weights are kept under.
+SHAPE = KVShape(
+    num_layers=QWEN2_7B.num_layers, num_kv_heads=QWEN2_7B.num_kv_heads, head_dim=QWEN2_7B.head_dim,
+    kv_dtype="bfloat16",
+)  # fmt: skip
+KEY = ModelKey(
+    model="random", rope="default", kv_dtype="bfloat16", compute_dtype="bfloat16",
+    **dataclasses.asdict(PAPER),
+)  # fmt: skip
 Row = dict[str, object]
 
 

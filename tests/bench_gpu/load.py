@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import tempfile
 import time
 from collections.abc import Callable
@@ -12,21 +11,21 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tests.bench_gpu.common import DEVICE, PAPER, QWEN2_7B, Row, make_backend, random_ids
+from tests.bench_gpu.common import (
+    DEVICE,
+    KEY,
+    PAPER,
+    QWEN2_7B,
+    SHAPE,
+    Row,
+    make_backend,
+    random_ids,
+)
 from tsdoc.kernels import transfer
 from tsdoc.kernels.kv import KVPiece
 from tsdoc.kernels.rope import make_rope_table
 from tsdoc.store import Store
-from tsdoc.store.key import KVShape, ModelKey
 
-SHAPE = KVShape(
-    num_layers=QWEN2_7B.num_layers, num_kv_heads=QWEN2_7B.num_kv_heads, head_dim=QWEN2_7B.head_dim,
-    kv_dtype="bfloat16",
-)  # fmt: skip
-KEY = ModelKey(
-    model="random", rope="default", kv_dtype="bfloat16", compute_dtype="bfloat16",
-    **dataclasses.asdict(PAPER),
-)  # fmt: skip
 BLOCK = 8192
 
 

@@ -10,14 +10,23 @@ from pathlib import Path
 
 import torch
 
-from tests.bench_gpu.common import DEVICE, PAPER, Row, fill, make_engine, median_ms, random_ids
+from tests.bench_gpu.common import (
+    DEVICE,
+    KEY,
+    PAPER,
+    SHAPE,
+    Row,
+    fill,
+    make_engine,
+    median_ms,
+    random_ids,
+)
 from tsdoc.engine.engine import Engine
 from tsdoc.engine.forward import chunk_bounds
 from tsdoc.engine.fused_decoder import FusedDecoder
 from tsdoc.kernels.kv import DevicePiece, MemoryPiece
 from tsdoc.profile.disk import write_rate
 from tsdoc.store import Store
-from tsdoc.store.key import KVShape, ModelKey
 
 
 def prefill(decoder: FusedDecoder, num_tokens: int, block: int, chunk: int) -> list[Row]:
@@ -81,16 +90,8 @@ def transfer(decoder: FusedDecoder, num_tokens: int) -> list[Row]:
 
 def store(decoder: FusedDecoder, num_tokens: int, block: int) -> list[Row]:
     """Prefill into a store, beside the rate at which the disk takes one large file."""
-    config, ids = decoder.config, random_ids(num_tokens)
-    shape = KVShape(
-        num_layers=config.num_layers, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim,
-        kv_dtype="bfloat16",
-    )  # fmt: skip
-    key = ModelKey(
-        model="random", rope="default", kv_dtype="bfloat16", compute_dtype="bfloat16",
-        **dataclasses.asdict(PAPER),
-    )  # fmt: skip
-    size = 2 * shape.num_layers * shape.row_bytes * num_tokens
+    ids = random_ids(num_tokens)
+    size = 2 * SHAPE.num_layers * SHAPE.row_bytes * num_tokens
     engine = make_engine(decoder, PAPER, num_tokens)
     warm_up = [DevicePiece(start=0, capacity=num_tokens)]
     engine.prefill(warm_up, ids[: 3 * block], 0, prefill_block=block, on_block=lambda end: None)
@@ -98,7 +99,7 @@ def store(decoder: FusedDecoder, num_tokens: int, block: int) -> list[Row]:
         rates = [write_rate(Path(name), size)]
         kept = Store(Path(name) / "store", max_bytes=2 * size)
         begun = time.perf_counter()
-        with kept.begin(key, shape, ids, prefill_block=block, name="bench") as writer:
+        with kept.begin(KEY, SHAPE, ids, prefill_block=block, name="bench") as writer:
             engine.prefill(writer.pieces, ids, 0, prefill_block=block, on_block=writer.commit)
             committed = time.perf_counter() - begun
             writer.finish()
