@@ -8,13 +8,14 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.profile.conftest import SHAPE, make_request, make_settings
 from tests.session.conftest import Recorder
 from tsdoc.errors import ResourceError, UsageError
 from tsdoc.home import Home
-from tsdoc.profile import keep, run
+from tsdoc.profile import keep, prompt, run
 from tsdoc.profile.output import report_json
 from tsdoc.profile.prompt import ProfilePrompt
 from tsdoc.profile.results import PARTS, Report
@@ -218,6 +219,28 @@ def test_made_up_text_has_exactly_the_wanted_length(
     settings = make_settings(model={"source": str(model_directory), "shape": None})
     prompt = make_prompt(settings, make_request(num_tokens=num_tokens, random_weights=False))
     assert len(prompt.ids) == num_tokens  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("of", ["made-up text", "random weights", "a source"])
+def test_what_memory_cannot_hold_is_refused_before_it_is_made(
+    of: str,
+    tmp_path: Path,
+    model_directory: Path,
+    document: Path,
+    make_prompt: Callable[..., object],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(prompt, "make_text", None)
+    monkeypatch.setattr(np, "resize", None)
+    monkeypatch.setattr(np.random, "default_rng", lambda seed: None)
+    source = "hf:example/small" if of == "random weights" else str(model_directory)
+    request = make_request(
+        num_tokens=10**11,
+        random_weights=of == "random weights",
+        sources=(str(document),) if of == "a source" else (),
+    )
+    with pytest.raises(ResourceError, match=r"100,000,000,000 tokens need .* GB of memory"):
+        make_prompt(make_settings(model={"source": source}), request)
 
 
 @pytest.mark.gpu

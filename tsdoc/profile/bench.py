@@ -10,21 +10,19 @@ import torch
 from tsdoc.engine.decoder import DecoderPart
 from tsdoc.engine.engine import Engine
 from tsdoc.engine.generate import Generation, GenerationConfig
-from tsdoc.errors import ResourceError
 from tsdoc.kernels.devices import Device
 from tsdoc.kernels.index_use import IndexConfig
 from tsdoc.kernels.kv import KVPiece
 from tsdoc.kernels.selection import SelectionConfig
 from tsdoc.kernels.shared_kv import make_piece
 from tsdoc.kernels.timing import Timer, make_timer
+from tsdoc.profile.memory import ROOM, check_memory, kv_shape
 from tsdoc.profile.prompt import ProfilePrompt
 from tsdoc.profile.timed import Recorder, TimedBackend, TimedDecoder
 from tsdoc.session.loading import LoadedModel, index_config, load_model, load_random
 from tsdoc.settings import ParallelSettings, Settings
-from tsdoc.store.key import KVShape, ModelKey
+from tsdoc.store.key import ModelKey
 
-ROOM = 512  # for question and answer behind the prompt
-MEMORY_SHARE = 0.8
 FILL_TOKENS = 65_536
 
 
@@ -123,14 +121,12 @@ def set_up(prompt: ProfilePrompt, settings: Settings, device: Device) -> Bench:
         ResourceError: weights, K or V do not fit in memory.
     """
     loaded = load(prompt, settings, device)
-    shape = kv_shape(prompt, settings)
-    num_tokens = len(prompt.ids) + ROOM
-    if device == "cpu":
-        _check_memory(num_tokens, shape)
+    check_memory(len(prompt.ids), prompt.config, settings, device)
+    shape = kv_shape(prompt.config, settings)
     piece = make_piece(
         device,
         start=0,
-        capacity=num_tokens,
+        capacity=len(prompt.ids) + ROOM,
         num_layers=shape.num_layers,
         num_kv_heads=shape.num_kv_heads,
         head_dim=shape.head_dim,
@@ -164,17 +160,6 @@ def load(prompt: ProfilePrompt, settings: Settings, device: Device) -> LoadedMod
     return loaded
 
 
-def kv_shape(prompt: ProfilePrompt, settings: Settings) -> KVShape:
-    """K and V of one token."""
-    config = prompt.config
-    return KVShape(
-        num_layers=config.num_layers,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        kv_dtype=settings.engine.kv_dtype,
-    )
-
-
 def model_key(prompt: ProfilePrompt, settings: Settings) -> ModelKey:
     """The key of the entry that the profile's own store gets."""
     located = prompt.located
@@ -189,7 +174,7 @@ def model_key(prompt: ProfilePrompt, settings: Settings) -> ModelKey:
 
 def kv_bytes(prompt: ProfilePrompt, settings: Settings) -> int:
     """Bytes of K and V of the whole prompt."""
-    shape = kv_shape(prompt, settings)
+    shape = kv_shape(prompt.config, settings)
     return 2 * shape.num_layers * shape.row_bytes * len(prompt.ids)
 
 
@@ -229,16 +214,3 @@ def _fill(bench: Bench, engine: Engine) -> None:
         for start in range(0, bench.num_tokens, FILL_TOKENS):
             rows = noise[: bench.num_tokens - start]
             cache.write(layer, start, rows, rows)
-
-
-def _check_memory(num_tokens: int, shape: KVShape) -> None:
-    import psutil
-
-    needed = 2 * shape.num_layers * shape.row_bytes * num_tokens
-    free = psutil.virtual_memory().available
-    if needed > free * MEMORY_SHARE:
-        raise ResourceError(
-            f"K and V of {num_tokens:,} tokens need {needed / 1e9:.1f} GB of memory, and "
-            f"{free / 1e9:.1f} GB are free",
-            hint="Profile fewer --tokens or a smaller model.",
-        )

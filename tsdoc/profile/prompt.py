@@ -17,6 +17,7 @@ from tsdoc.kernels.devices import Device, device_bytes
 from tsdoc.models.config import ModelConfig, from_shape, read_config
 from tsdoc.models.locate import LocatedModel, locate_model
 from tsdoc.models.search import real_access
+from tsdoc.profile.memory import check_memory
 from tsdoc.profile.request import ProfileRequest
 from tsdoc.progress import Reporter
 from tsdoc.prompt.chat import load_template
@@ -82,6 +83,7 @@ def make_prompt(
 
     Raises:
         UsageError: there is no shape for random weights, or they are to read a text.
+        ResourceError: K and V of so many tokens will not fit in memory.
         TsdocError: a source or the model cannot be had.
     """
     if request.random_weights:
@@ -106,6 +108,7 @@ def _random(request: ProfileRequest, settings: Settings, device: Device) -> Prof
     config = replace(from_shape(shape), window=NO_WINDOW)
     generator = np.random.default_rng(0)
     count = request.num_tokens or DEFAULT_TOKENS
+    check_memory(count, config, settings, device)
     ids = generator.integers(0, config.vocab_size, count + QUESTION_TOKENS).astype(np.int32)
     dtype = settings.engine.compute_dtype
     if dtype == "auto":
@@ -137,6 +140,7 @@ def _read(
     ) as session:
         ids, source = session.prompt.ids, session.document.name
         if request.num_tokens is not None:
+            check_memory(request.num_tokens, session.model.config, settings, device)
             ids = np.resize(ids, request.num_tokens).astype(np.int32)
             source += ", repeated" if request.num_tokens > len(session.prompt.ids) else ", cut"
         return ProfilePrompt(
@@ -164,6 +168,7 @@ def _made_up(
         confirm=lambda plan: reporter.confirm(plan.question),
         access=real_access(lambda: device_bytes(settings.engine.device)),
     )
+    check_memory(count, model.config, settings, device)
     tokenizer = TextTokenizer(model.directory)
     template = load_template(model.directory, tokenizer, home=home)
     located_s = time.perf_counter() - begun

@@ -31,7 +31,8 @@ def _answer(job: dict[str, Any]) -> None:
     from tsdoc.engine.generate import GenerationConfig
     from tsdoc.kernels.kv import MemoryPiece
     from tsdoc.kernels.selection import SelectionConfig
-    from tsdoc.profile.bench import ROOM, kv_shape, load, model_key
+    from tsdoc.profile.bench import load, model_key
+    from tsdoc.profile.memory import ROOM, kv_shape
     from tsdoc.profile.prompt import reopen_prompt
     from tsdoc.settings import Settings
     from tsdoc.store import Store
@@ -45,7 +46,7 @@ def _answer(job: dict[str, Any]) -> None:
     if entry is None:
         sys.exit("the entry was not found")
     _reached("open")
-    shape = kv_shape(prompt, settings)
+    shape = kv_shape(prompt.config, settings)
     tail = MemoryPiece(
         start=len(ids),
         capacity=ROOM,
