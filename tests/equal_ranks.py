@@ -9,9 +9,9 @@ prefilled by itself: the words, the steps and hits of the Selection Cache, the p
 kept must be the same up to rounding; the largest difference is said. All in float32, every key
 scored; one JSON line per row.
 
-Tokens that are alike have like keys, and their votes tie: ranks, which round differently, break
-such ties in another way than one process. What a real model says seldom hangs on it; what a random
-one says does, so everything has to fit its budget (`--set top_k=16384`).
+Tokens that are alike have equal keys in the first layer, and their votes tie. Of those at the
+boundary of a selection the first are selected, by any number of ranks; what a random model says
+hangs on that (`--set top_k=512` makes it select).
 
 Ranks of the sequence axis have stretches of 4,096 tokens, so each of S has some of more than
 4,096 x (S - 1); `--lines` makes the document as long (about 19 tokens each).

@@ -48,6 +48,21 @@ def test_what_ranks_say_to_each_other(tmp_path: Path) -> None:
         assert first == [7]
 
 
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_what_ties_on_every_rank_ties_in_the_sum(size: int, tmp_path: Path) -> None:
+    """Else a tie at the boundary of a selection would not go to the lower index."""
+    kinds = torch.rand(size, 7, generator=torch.Generator().manual_seed(1))
+
+    def work(mesh: Mesh) -> torch.Tensor:
+        votes = kinds[mesh.world.rank].repeat(1000)
+        mesh.world.sum_at_first(votes)
+        return votes
+
+    total = meet(tmp_path / "meeting", size, 1, work)[0].view(1000, 7)
+    assert (total == total[0]).all()
+    torch.testing.assert_close(total[0], kinds.sum(dim=0))
+
+
 def test_nobody_has_met_before_all_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The first to come away removes the file, which a later one may still have to read.
     make, ready = ranks._make_gloo_here, {}

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -53,7 +54,11 @@ class Ranks(Protocol):
         """Adds up `x` [size · n, …] over all ranks; returns the n rows of the sum of this rank."""
 
     def sum_at_first(self, x: torch.Tensor) -> None:
-        """Adds up `x` over all ranks, in place on rank 0; elsewhere it is left in any state."""
+        """Adds up `x` over all ranks, in place on rank 0; elsewhere it is left in any state.
+
+        Each number is added up in the order of ranks, wherever it stands: what is alike on every
+        rank stays alike in the sum, to the bit.
+        """
 
     def from_first(self, x: torch.Tensor) -> None:
         """Gives `x` of rank 0 to all ranks, in place."""
@@ -139,10 +144,17 @@ class TorchRanks:
         return out
 
     def sum_at_first(self, x: torch.Tensor) -> None:
-        """See `Ranks.sum_at_first`."""
-        options = dist.ReduceOptions()
-        options.rootRank = 0
-        self._start(lambda: self._group.reduce([x], options))()
+        """See `Ranks.sum_at_first`.
+
+        Gloo's own sum goes round in a ring, which begins elsewhere for every part of `x`.
+        """
+        if self.rank > 0:
+            self._start(lambda: self._group.send([x], 0, 0))()
+            return
+        part = torch.empty_like(x)
+        for rank in range(1, self.size):
+            self._start(partial(self._group.recv, [part], rank, 0))()
+            x += part
 
     def from_first(self, x: torch.Tensor) -> None:
         """See `Ranks.from_first`."""
