@@ -146,6 +146,7 @@ def main() -> None:
                     "rows_used": round(used.count() * row_bytes / whole, 3),
                 }
             )
+    index = session._engines.make(1).index
     report = {
         "prompt_tokens": prepared.prompt_tokens,
         "open_session_s": round(opened_s, 2),
@@ -160,7 +161,7 @@ def main() -> None:
             round(1e3 * a.times_s["decode"] / max(a.generated_tokens - 1, 1)) for a in answers
         ],
         "answers": [answer.text for answer in answers],
-        "caught_by_the_index": session._engines.make(1).caught(),
+        "caught_by_the_index": None if index is None else index.mean_share,
         "from_disk_bytes": from_disk,
         "opening_from_disk_bytes": bytes_from_disk() - read - sum(from_disk),
     }

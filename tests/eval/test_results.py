@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from tsdoc.eval.results import (
     ItemResult,
     ResultFile,
     make_cells,
+    mean_caught,
     paired_difference,
     wilson,
 )
@@ -84,11 +86,26 @@ def test_cells_have_n_interval_depths_and_times() -> None:
     assert cell.caught is None
 
 
-def test_what_the_index_caught_is_the_mean_of_the_items_that_know() -> None:
-    items = [make_item(i, 1.0) for i in range(3)]
-    known = [dataclasses.replace(item, caught=0.9 + i / 20) for i, item in enumerate(items[:2])]
-    (cell,) = make_cells([*known, items[2]])
-    assert cell.caught == pytest.approx(0.925)
+def test_what_the_index_caught_is_the_mean_of_all_sampled_selections() -> None:
+    often = dataclasses.replace(make_item(0, 1.0), sampled=9, caught=0.9)
+    once = dataclasses.replace(make_item(1, 1.0), sampled=1, caught=0.5)
+    (cell,) = make_cells([often, once, make_item(2, 1.0)])
+    assert cell.sampled == 10
+    assert cell.caught == pytest.approx(0.86)
+    rare = dataclasses.replace(cell, sampled=1, caught=1.0)
+    assert mean_caught([cell, rare]) == pytest.approx(9.6 / 11)
+    assert mean_caught([make_item(3, 1.0)]) is None
+
+
+def test_items_of_an_older_file_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    kept = {**dataclasses.asdict(make_item(0, 1.0)), "caught": 0.9}
+    del kept["sampled"]
+    ResultFile(path, HEADER)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(kept) + "\n" + json.dumps({**kept, "item": 1, "odd": 1}) + "\n")
+    (item,) = ResultFile(path, HEADER).items
+    assert (item.sampled, item.caught) == (0, 0.9)
 
 
 def test_a_difference_is_taken_over_the_items_both_answered() -> None:

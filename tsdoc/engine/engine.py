@@ -39,6 +39,9 @@ class Engine:
         team: The ranks that share the model; by default this one has all of it.
         steps: See `Runner`.
 
+    Attributes:
+        index: Knows how well those that go by the key index select; None where none does.
+
     Raises:
         UsageError: the attended tokens would not fit the model's trained window.
     """
@@ -144,13 +147,6 @@ class Engine:
         if self.index.config.applies(self.runner.selection, piece.capacity):
             layers = range(self.runner.decoder.config.num_layers)
             piece.set_index([make_layer_index(as_tensor(piece.keys(layer))) for layer in layers])
-
-    def caught(self) -> float | None:
-        """Share of exact selections' votes that selections by the key index caught.
-
-        None where no selection was made both ways (see `IndexConfig.sample`).
-        """
-        return self.index.mean_share if self.index is not None else None
 
     def generate(
         self,

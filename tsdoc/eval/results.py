@@ -6,7 +6,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,9 @@ class ItemResult:
         decode_s: For the tokens after the first.
         lookups: Selections asked for during decoding.
         hits: Those that the Selection Cache answered.
-        caught: Share of exact selections' votes that the key index caught; None if not measured.
+        sampled: Selections that were made by the key index and exactly as well.
+        caught: Mean over these of the share of the exact selection's votes that the index caught;
+            None where there is none.
     """
 
     policy: str
@@ -48,6 +50,7 @@ class ItemResult:
     decode_s: float
     lookups: int
     hits: int
+    sampled: int = 0
     caught: float | None = None
 
 
@@ -56,6 +59,7 @@ class Cell:
     """The items of one policy, task and length; `low` and `high` bound the score at 95 %.
 
     Attributes:
+        sampled: Of all items together; `caught` is the mean over these.
         depths: Score and number of items for each fifth of the haystack; score None where empty.
     """
 
@@ -71,6 +75,7 @@ class Cell:
     first_s: float
     token_s: float | None
     hit_ratio: float | None
+    sampled: int
     caught: float | None
 
 
@@ -141,13 +146,14 @@ def _read(path: Path, header: Mapping[str, Any]) -> list[ItemResult]:
             hint="Choose another --out.",
         )
     names = {field.name for field in fields(ItemResult)}
+    needed = {field.name for field in fields(ItemResult) if field.default is MISSING}
     items: dict[tuple[str, str, int], ItemResult] = {}
     for line in lines[1:]:
         try:
             entry = json.loads(line)
         except ValueError:
             continue  # the line that a killed run did not finish
-        if isinstance(entry, dict) and entry.keys() == names:
+        if isinstance(entry, dict) and needed <= entry.keys() <= names:
             item = ItemResult(**{**entry, "answers": tuple(entry["answers"])})
             items[item.policy, item.haystack, item.item] = item
     return list(items.values())
@@ -168,7 +174,6 @@ def _cell(key: tuple[str, str, int], items: Sequence[ItemResult]) -> Cell:
     haystacks = {item.haystack: item.prefill_s for item in items}
     more = sum(max(0, item.generated_tokens - 1) for item in items)
     lookups = sum(item.lookups for item in items)
-    caught = [item.caught for item in items if item.caught is not None]
     return Cell(
         policy=key[0],
         task=key[1],
@@ -182,8 +187,15 @@ def _cell(key: tuple[str, str, int], items: Sequence[ItemResult]) -> Cell:
         first_s=sum(item.first_s for item in items) / n,
         token_s=sum(item.decode_s for item in items) / more if more else None,
         hit_ratio=sum(item.hits for item in items) / lookups if lookups else None,
-        caught=sum(caught) / len(caught) if caught else None,
+        sampled=sum(item.sampled for item in items),
+        caught=mean_caught(items),
     )
+
+
+def mean_caught(parts: Sequence[ItemResult | Cell]) -> float | None:
+    """`caught` of several items or cells together: each selection that was sampled counts once."""
+    sampled = sum(part.sampled for part in parts)
+    return sum(p.sampled * p.caught for p in parts if p.caught) / sampled if sampled else None
 
 
 def _at_depth(items: Sequence[ItemResult], number: int) -> tuple[float | None, int]:

@@ -125,7 +125,8 @@ class Evaluation:
                     decode_s=reply.decode_s,
                     lookups=reply.lookups,
                     hits=reply.hits,
-                    caught=reply.caught,
+                    sampled=reply.sampled,
+                    caught=reply.caught / reply.sampled if reply.sampled else None,
                 )
             )
             progress.answered()

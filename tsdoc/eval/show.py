@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 from tsdoc.eval.request import Difference, EvalReport
-from tsdoc.eval.results import NUM_DEPTHS, Cell, wilson
+from tsdoc.eval.results import NUM_DEPTHS, Cell, mean_caught, wilson
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,11 +83,10 @@ def summary_lines(report: EvalReport) -> Iterator[str]:
 
 
 def _caught(cells: list[Cell]) -> str:
-    known = [cell.caught for cell in cells if cell.caught is not None]
-    if not known:
+    share = mean_caught(cells)
+    if share is None:
         return ""
-    share = 100 * sum(known) / len(known)
-    return f"; the key index caught {share:.1f} % of the votes that exact selections catch"
+    return f"; the key index caught {100 * share:.1f} % of the votes that exact selections catch"
 
 
 def difference_line(difference: Difference) -> str:

@@ -82,10 +82,14 @@ class IndexWatch:
         return sum(len(shares) for shares in self._shares.values())
 
     @property
+    def sum_of_shares(self) -> float:
+        """Over all samples."""
+        return sum(sum(shares) for shares in self._shares.values())
+
+    @property
     def mean_share(self) -> float | None:
         """Mean over all samples; None without one."""
-        shares = [share for layer in self._shares.values() for share in layer]
-        return sum(shares) / len(shares) if shares else None
+        return self.sum_of_shares / self.num_samples if self._shares else None
 
     @property
     def least_share(self) -> float | None:

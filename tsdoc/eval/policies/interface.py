@@ -43,8 +43,8 @@ class Reply:
     """An answer: token ids without the stop token, times in seconds, Selection Cache counts.
 
     Attributes:
-        caught: Share of exact selections' votes that selections by the key index caught; None where
-            no selection was made both ways.
+        sampled: Selections that were made by the key index and exactly as well.
+        caught: Sum over these of the share of the exact selection's votes that the index caught.
     """
 
     tokens: tuple[int, ...]
@@ -52,7 +52,8 @@ class Reply:
     decode_s: float
     lookups: int = 0
     hits: int = 0
-    caught: float | None = None
+    sampled: int = 0
+    caught: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -88,6 +88,8 @@ class TokenSelect:
         start = self._num_tokens
         room = self._reread.room if self._reread else 0
         tail = self._make_piece(start, room + len(question) + max_new_tokens)
+        watch = self._engine.index
+        before = (watch.num_samples, watch.sum_of_shares) if watch else (0, 0.0)
         begun = time.perf_counter()
         first = begun
         generation = self._engine.generate(
@@ -113,7 +115,8 @@ class TokenSelect:
             decode_s=ended - first,
             lookups=generation.reuse.num_lookups,
             hits=generation.reuse.num_hits,
-            caught=self._engine.caught(),
+            sampled=watch.num_samples - before[0] if watch else 0,
+            caught=watch.sum_of_shares - before[1] if watch else 0.0,
         )
 
     def follow(self, ids: Ids) -> Followed:
