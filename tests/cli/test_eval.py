@@ -20,9 +20,13 @@ class Evaluating(FakeServices):
         super().__init__(home)
         self.requests: list[EvalRequest] = []
         self.fidelity: tuple[Fidelity, ...] = ()
+        self.stopped_after: tuple[int, int] | None = None
 
     def evaluate(self, request: EvalRequest, **arguments: Any) -> EvalReport:
         self.requests.append(request)
+        if self.stopped_after is not None:
+            arguments["on_kept"](*self.stopped_after)
+            raise KeyboardInterrupt
         items = [
             make_item(i, float(i % 3 > 0), task=task, policy=policy, haystack=f"{task}{length}",
                       length=length)
@@ -91,6 +95,18 @@ def test_the_table_fits_80_columns(
     assert lines[1].split() == cells.split()
     assert "At 8,192 tokens of book.txt with tokenselect: 60 % right" in "\n".join(lines)
     assert "streaming_llm against tokenselect: -10.0 points" in "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("kept", "words"), [(0, "no answers are kept"), (1200, "1,200 of 2,000 answers are kept")]
+)
+def test_ctrl_c_says_which_answers_are_kept(
+    cli: Cli, services: Evaluating, kept: int, words: str
+) -> None:
+    services.stopped_after = (kept, 2000)
+    result = cli("eval")
+    assert result.code == 130
+    assert f"stopped; {words}, run the same command to go on" in result.stderr
 
 
 def test_fidelity_is_a_table_of_its_own(

@@ -9,6 +9,7 @@ import pytest
 from tests.session.conftest import Recorder, home, model_directory
 from tsdoc.eval.evaluate import evaluate
 from tsdoc.eval.request import EvalReport, EvalRequest
+from tsdoc.eval.run import OnKept
 from tsdoc.home import Home
 from tsdoc.ingest.options import IngestOptions
 from tsdoc.prompt.chat import ChatTemplate, load_template
@@ -43,7 +44,11 @@ def run_eval(home: Home, model_directory: Path) -> Callable[..., EvalReport]:
     """Evaluates the small random model; keyword arguments are the request's."""
 
     def run(
-        reporter: Recorder | None = None, *, kv_dtype: str = "bfloat16", **request: Any
+        reporter: Recorder | None = None,
+        *,
+        kv_dtype: str = "bfloat16",
+        on_kept: OnKept = lambda kept, total: None,
+        **request: Any,
     ) -> EvalReport:
         exact = {"kv_dtype": kv_dtype, "decode_weights": kv_dtype}
         groups = {**SMALL, "engine": {**SMALL["engine"], **exact}}
@@ -55,6 +60,7 @@ def run_eval(home: Home, model_directory: Path) -> Callable[..., EvalReport]:
             ingest=IngestOptions(),
             reporter=reporter or Recorder(),
             offline=True,
+            on_kept=on_kept,
         )
 
     return run

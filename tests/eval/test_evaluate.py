@@ -15,6 +15,7 @@ from tests.session.conftest import Recorder
 from tsdoc.errors import UsageError
 from tsdoc.eval.plan import Plan
 from tsdoc.eval.request import EvalReport
+from tsdoc.eval.run import ANSWER_TOKENS
 from tsdoc.eval.tasks import find_task
 from tsdoc.home import Home
 from tsdoc.prompt.chat import ChatTemplate
@@ -61,14 +62,39 @@ def test_an_interrupted_run_goes_on(run_eval: Run, tmp_path: Path) -> None:
 
     class Impatient(Recorder):
         def advance(self, done: int) -> None:
-            if done > 3000:
+            self.done = done
+
+        def working(self, units: int) -> None:
+            if self.done and units:
                 raise KeyboardInterrupt
 
+    kept: list[tuple[int, int]] = []
+    impatient = Impatient()
     with pytest.raises(KeyboardInterrupt):
-        run_eval(Impatient(), **request)
+        run_eval(impatient, on_kept=lambda *numbers: kept.append(numbers), **request)
     assert len(out.read_text("utf-8").split('"item"')) == 3
-    report = run_eval(**request)
+    assert impatient.done == 2000 + 2 * ANSWER_TOKENS
+    report = run_eval(on_kept=lambda *numbers: kept.append(numbers), **request)
     assert [cell.n for cell in report.cells] == [2, 2]
+    assert kept == [(0, 4), (2, 4), (2, 4), (4, 4)]
+
+
+def test_what_is_said_to_be_done_is_what_the_progress_counts(run_eval: Run) -> None:
+    class Counting(Recorder):
+        def start(self, stage: str, total: int | None, unit: str) -> None:
+            self.total = total
+
+        def advance(self, done: int) -> None:
+            self.done = done
+
+    counting = Counting()
+    run_eval(counting, tasks=("niah_single_2",), lengths=(2000, 2500))
+    total = 2000 + 2500 + 4 * ANSWER_TOKENS
+    assert counting.notes[0] == (
+        f"{total:,} tokens of work: 4,500 to prefill in 2 haystacks, 250 for each of 4 questions; "
+        "nothing goes to the store"
+    )
+    assert counting.done == counting.total == total
 
 
 def test_policies_answer_the_same_items_and_are_compared(run_eval: Run) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -162,6 +163,7 @@ def evaluate(
         ingest=run.ingest_options(reading),
         reporter=run.reporter,
         offline=model.offline,
+        on_kept=partial(_keep_in_mind, run),
     )
     if html is not None:
         _write_html(run, html, report)
@@ -171,6 +173,11 @@ def evaluate(
         run.answer(report_json(report))
         return
     _show(run, report)
+
+
+def _keep_in_mind(run: Run, kept: int, total: int) -> None:
+    """Lets a Ctrl-C say what is kept."""
+    run.kept = f"{kept:,} of {total:,} answers" if kept else "no answers"
 
 
 def parse_lengths(text: str) -> tuple[int, ...]:

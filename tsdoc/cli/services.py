@@ -18,6 +18,7 @@ from tsdoc.errors import ModelError, ResourceError
 if TYPE_CHECKING:
     from tsdoc.cli.counting import CountTexts
     from tsdoc.eval.request import EvalReport, EvalRequest
+    from tsdoc.eval.run import OnKept
     from tsdoc.home import Home
     from tsdoc.ingest.document import Document
     from tsdoc.ingest.options import IngestOptions
@@ -120,6 +121,7 @@ class Services:
         ingest: IngestOptions,
         reporter: Reporter,
         offline: bool,
+        on_kept: OnKept,
     ) -> EvalReport:
         """Measures a model on long texts; see `tsdoc.eval.evaluate`."""
         from tsdoc.eval.evaluate import evaluate
@@ -131,6 +133,7 @@ class Services:
             ingest=ingest,
             reporter=reporter,
             offline=offline,
+            on_kept=on_kept,
         )
 
     def open_summarizer(

@@ -28,7 +28,7 @@ from tsdoc.eval.request import (
     EvalRequest,
 )
 from tsdoc.eval.results import ItemResult, ResultFile, make_cells, paired_difference
-from tsdoc.eval.run import Evaluation
+from tsdoc.eval.run import Evaluation, OnKept
 from tsdoc.eval.tasks import Task, find_task
 from tsdoc.home import Home, private_dir
 from tsdoc.ingest.document import Document
@@ -42,6 +42,10 @@ from tsdoc.settings import ParallelSettings, Settings
 from tsdoc.store.files import STORE_NOT_WRITABLE
 
 
+def _ignore(kept: int, total: int) -> None:
+    """Takes what nobody asked for."""
+
+
 def evaluate(
     request: EvalRequest,
     *,
@@ -50,8 +54,18 @@ def evaluate(
     ingest: IngestOptions,
     reporter: Reporter,
     offline: bool,
+    on_kept: OnKept = _ignore,
 ) -> EvalReport:
     """Runs what has not been run before, and reports on all of the request.
+
+    Args:
+        request: What is measured.
+        settings: Of the model and the engine.
+        home: Where results are kept unless the request says where.
+        ingest: How the request's sources are read.
+        reporter: Is told how far it is.
+        offline: Forbids downloads.
+        on_kept: Told how many of the answers are kept, where they are; see `Evaluation`.
 
     Raises:
         UsageError: an unknown task or policy, a length that holds no task, a foreign result file.
@@ -96,7 +110,8 @@ def evaluate(
         examples=tuple(examples),
     )
     header = subject.header()
-    return _run(subject, plan, ResultFile(_path(request, home, settings, header), header))
+    results = ResultFile(_path(request, home, settings, header), header)
+    return _run(subject, plan, results, on_kept if results.path is not None else _ignore)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,7 +211,7 @@ class _Subject:
         )
 
 
-def _run(subject: _Subject, plan: Plan, results: ResultFile) -> EvalReport:
+def _run(subject: _Subject, plan: Plan, results: ResultFile, on_kept: OnKept) -> EvalReport:
     jobs = plan.jobs()
     Evaluation(
         jobs=jobs,
@@ -207,6 +222,7 @@ def _run(subject: _Subject, plan: Plan, results: ResultFile) -> EvalReport:
         load=functools.partial(subject.context, max(job.most_tokens for job in jobs)),
         results=results,
         reporter=subject.reporter,
+        on_kept=on_kept,
     ).run()
     labels, names = [choice.label for choice in subject.choices], {job.name for job in jobs}
     items = [i for i in results.items if i.policy in labels and i.haystack in names]

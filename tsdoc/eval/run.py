@@ -19,6 +19,9 @@ from tsdoc.terminal import format_count
 LONG_S = 60.0
 ANSWER_TOKENS = 250  # of a prefill, that take about as long as a question and its answer
 
+OnKept = Callable[[int, int], None]
+"""Takes how many answers the file of results holds, and how many there will be."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
@@ -28,6 +31,7 @@ class Evaluation:
         jobs: Haystacks; those whose results are there already are passed over.
         window: Of the model, in tokens.
         load: Loads the model when there is something to run.
+        on_kept: Told before the first haystack, and after each one.
     """
 
     jobs: Sequence[Work]
@@ -38,6 +42,7 @@ class Evaluation:
     load: Callable[[], ModelContext]
     results: ResultFile
     reporter: Reporter
+    on_kept: OnKept
 
     def run(self) -> None:
         """Answers what is not answered yet; an interruption loses the current haystack alone.
@@ -51,7 +56,8 @@ class Evaluation:
         if not total:
             self.reporter.note("everything has been answered before; nothing is run")
             return
-        self._say_cost(open_jobs)
+        self._say_cost([job for jobs in open_jobs.values() for job in jobs], total)
+        self._say_kept()
         progress = _Progress(self.reporter, total)
         context = self.load()
         built: dict[str, Haystack] = {}
@@ -131,16 +137,30 @@ class Evaluation:
             )
             progress.answered()
         self.results.add(items)
+        self._say_kept()
         progress.learn(haystack.ids.size, prefill_s, items)
 
-    def _say_cost(self, open_jobs: dict[str, list[Work]]) -> None:
-        jobs = [job for todo in open_jobs.values() for job in todo]
-        tokens = sum(job.length for job in jobs)
-        questions = sum(job.num_questions for job in jobs)
+    def _say_cost(self, jobs: Sequence[Work], total: int) -> None:
+        """Says what there is to do, in the unit of the progress."""
+        tokens = sum(_prefill_tokens(job) for job in jobs)
+        about = "" if all(job.length for job in jobs) else "about "
         haystacks = format_count(len(jobs), "haystack")
-        known = f"{tokens:,} tokens to prefill in {haystacks}, " if tokens else ""
-        asked = format_count(questions, "question")
-        self.reporter.note(f"{known}{asked} to answer; nothing goes to the store")
+        asked = format_count(sum(job.num_questions for job in jobs), "question")
+        self.reporter.note(
+            f"{about}{total:,} tokens of work: {tokens:,} to prefill in {haystacks}, "
+            f"{ANSWER_TOKENS} for each of {asked}; nothing goes to the store"
+        )
+
+    def _say_kept(self) -> None:
+        """Tells how many of the answers that were asked for are in the file."""
+        wanted = {
+            (choice.label, job.name): job.num_questions
+            for choice in self.policies
+            for job in self.jobs
+            if not (choice.in_window and job.length > self.window)
+        }
+        kept = sum((item.policy, item.haystack) in wanted for item in self.results.items)
+        self.on_kept(kept, sum(wanted.values()))
 
 
 class _Progress:
@@ -150,7 +170,7 @@ class _Progress:
         self._reporter = reporter
         self._total = total
         self._done = 0
-        self._shown = 0
+        self._begun_tokens = 0  # of the current haystack
         self._started = False
         self._begun = time.perf_counter()
         self._said = False
@@ -160,17 +180,18 @@ class _Progress:
         if not self._started:
             self._reporter.start("eval", self._total, "tokens")
             self._started = True
-        self._shown = self._done
+            self._reporter.advance(self._done)
+        self._begun_tokens = 0
 
     def prefilled(self, tokens: int) -> None:
         """So many tokens of the haystack are prefilled."""
-        self._reporter.advance(min(self._done + tokens, self._total))
-        self._shown = self._done + tokens
+        self._begun_tokens = tokens
+        self._reporter.working(tokens)
 
     def answered(self) -> None:
         """One more question is answered."""
-        self._shown += ANSWER_TOKENS
-        self._reporter.advance(min(self._shown, self._total))
+        self._begun_tokens += ANSWER_TOKENS
+        self._reporter.working(self._begun_tokens)
 
     def finish_job(self, job: Work) -> None:
         """A haystack is over, or was passed over."""
@@ -194,7 +215,12 @@ class _Progress:
 
 def _weight(job: Work) -> int:
     """Tokens that a haystack counts in the progress shown."""
-    return (job.length or job.most_tokens // 4) + ANSWER_TOKENS * job.num_questions
+    return _prefill_tokens(job) + ANSWER_TOKENS * job.num_questions
+
+
+def _prefill_tokens(job: Work) -> int:
+    """Length of a haystack; of one whose text is not tokenised yet, about."""
+    return job.length or job.most_tokens // 4
 
 
 def _score(question: Question, prediction: str) -> float:
