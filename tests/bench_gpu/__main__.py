@@ -1,7 +1,7 @@
 """Figures of the CUDA backend, each beside a ceiling or full attention measured on the spot.
 
     python -m tests.bench_gpu ceilings attention decode prefill transfer store load trade equal \
-        index index_decode out_of_core
+        index index_decode out_of_core host_steps
 
 Shape of Qwen2-7B, random weights, bfloat16; times are medians in milliseconds. FlashInfer is
 measured beside it where it is installed.
@@ -23,6 +23,7 @@ import torch
 from tests.bench_gpu.attention import attention
 from tests.bench_gpu.common import DEVICE, QWEN2_7B, Row, make_model, median_ms
 from tests.bench_gpu.decode import decode
+from tests.bench_gpu.host_steps import host_steps
 from tests.bench_gpu.index import decode as index_decode
 from tests.bench_gpu.index import index
 from tests.bench_gpu.load import load
@@ -118,6 +119,7 @@ def main() -> None:
         "store": lambda decoder: store(decoder, min(tokens, 262_144), block),
         "trade": lambda decoder: trade(decoder, tokens),
         "out_of_core": lambda decoder: out_of_core(decoder, tokens, block, options.cap),
+        "host_steps": lambda decoder: host_steps(decoder, tokens, options.cap),
         "index_decode": lambda decoder: index_decode(decoder, tokens),
     }
     single: dict[str, Callable[[], list[Row]]] = {

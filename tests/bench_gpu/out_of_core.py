@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from tests.bench_gpu.common import DEVICE, PAPER, Row, random_ids
+from tests.bench_gpu.host_steps import bus_use, options, profile_steps
 from tsdoc.engine.engine import Engine
 from tsdoc.engine.fused_decoder import FusedDecoder
-from tsdoc.engine.generate import GenerationConfig
 from tsdoc.kernels.index_use import IndexConfig
 from tsdoc.kernels.kv import DevicePiece
 from tsdoc.kernels.triton_backend import TritonBackend
@@ -31,11 +31,11 @@ def out_of_core(
             decoder.config, kv_dtype="bfloat16", compute_dtype=torch.bfloat16, device=DEVICE,
             memory_bytes=limit,
         )  # fmt: skip
-        row, answers[name] = _run(decoder, backend, num_tokens, block, count)
+        row, profiled, answers[name] = _run(decoder, backend, num_tokens, block, count)
         row = {"what": name, "tokens": num_tokens, **row, "on_host": backend.pool.on_host}
         row["peak_allocated_GB"] = torch.cuda.max_memory_allocated() / 1e9
         row["peak_reserved_GB"] = torch.cuda.max_memory_reserved() / 1e9
-        rows.append(row)
+        rows += [row, *profiled]
         del backend
         gc.collect()
         torch.cuda.empty_cache()
@@ -49,7 +49,7 @@ def out_of_core(
 
 def _run(
     decoder: FusedDecoder, backend: TritonBackend, num_tokens: int, block: int, count: int
-) -> tuple[Row, list[list[int]]]:
+) -> tuple[Row, list[Row], list[list[int]]]:
     engine = Engine(
         decoder, PAPER, max_tokens=num_tokens + ROOM, question_chunk_size=512, backend=backend,
         index=IndexConfig(),
@@ -73,11 +73,8 @@ def _run(
     answers = []
     for name, theta in (("selects", None), ("theta_0.9", 0.9)):
         for _ in range(2):  # the first compiles and makes the index
-            config = GenerationConfig(
-                max_new_tokens=count, stop_ids=frozenset(), question_chunk_size=512, theta=theta
-            )
             times, last, tokens = [], time.perf_counter(), []
-            generation = engine.generate(pieces, list(range(20)), num_tokens, config)
+            generation = engine.generate(pieces, list(range(20)), num_tokens, options(count, theta))
             for token in generation:
                 now = time.perf_counter()
                 times.append((now - last) * 1e3)
@@ -89,4 +86,5 @@ def _run(
             f"{name}_hits": generation.reuse.num_hits,
             f"{name}_lookups": generation.reuse.num_lookups,
         }  # fmt: skip
-    return row, answers
+        row |= {f"{name}_{key}": value for key, value in bus_use(backend).items()}
+    return row, profile_steps(engine, pieces, num_tokens), answers

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 WORK_BYTES = 5 << 30  # activations of a block, votes, gathered rows, what libraries take
-HOST_WORK_BYTES = 3 << 30  # the same where memory is short: what was measured, and a margin
+HOST_WORK_BYTES = 3 << 30  # the same where memory is short, with rows kept for decode steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

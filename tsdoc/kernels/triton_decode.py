@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from tsdoc.kernels.hot_rows import HotRows
 from tsdoc.kernels.index_use import IndexConfig
 from tsdoc.kernels.page_pool import PagePool
 from tsdoc.kernels.ranks import Ranks
@@ -28,6 +29,7 @@ from tsdoc.kernels.triton.decode_step import (
     compare_query,
 )
 from tsdoc.kernels.triton.gather import gather_rotated
+from tsdoc.kernels.triton.hot_rows import gather_hot
 from tsdoc.kernels.triton.index_rescore import select_candidates
 from tsdoc.kernels.triton.index_scan import index_votes
 from tsdoc.kernels.triton.tiles import LOG2_E
@@ -95,6 +97,9 @@ class DecodeSteps:
         self._space = make_space(
             num_sets, pool.capacity, self._num_candidates, device, tile=setup.tile
         )
+        self.hot: HotRows | None = None
+        if setup.index is not None and pool.on_host:
+            self.hot = HotRows(pool, config, self._num_candidates)
         rows = config.n_init + config.top_k + config.n_local + 1 + setup.max_hits
         windows = (num_layers, num_kv, rows, head_dim)
         self._k = torch.empty(windows, dtype=setup.compute_dtype, device=device)
@@ -118,6 +123,8 @@ class DecodeSteps:
         self._state.zero_()
         if self._allowed is not None and allowed is not None:
             self._allowed[: allowed.shape[0]] = allowed
+        if self.hot is not None:
+            self.hot.begin(position)
 
     def counts(self) -> tuple[int, int]:
         """Look-ups and hits since `begin`, over all layers."""
@@ -137,6 +144,7 @@ class DecodeSteps:
         if setup.ranks.size > 1:
             own = compare_query(q[0], remembered, setup.rope, config.n_local)
             likeness = setup.ranks.gather(own)
+        hot = None if self.hot is None else self.hot.layers[layer]
         soft = config.function == "head_soft_vote"
         query = torch.empty(heads, head_dim, dtype=setup.compute_dtype, device=self._device)
         begin_step(
@@ -157,6 +165,7 @@ class DecodeSteps:
             skip=self._skip,
             allowed=self._allowed,
             likeness=likeness,
+            hot=hot,
             rope=setup.rope,
             scale=head_dim**-0.5 * (LOG2_E if soft else 1.0),
             theta=setup.theta,
@@ -166,18 +175,18 @@ class DecodeSteps:
             max_hits=setup.max_hits,
         )
         selected = self._select(layer, query)
-        gather_rotated(
-            pool.keys[layer],
-            pool.values[layer],
-            pool.page_table,
-            selected,
-            self._meta,
-            self._ends,
-            setup.rope,
-            self._k[layer : layer + 1],
-            self._v[layer : layer + 1],
-            skip=self._skip,
-        )
+        keys, values, table = pool.keys[layer], pool.values[layer], pool.page_table
+        rows = slice(layer, layer + 1)
+        if hot is None:
+            gather_rotated(
+                keys, values, table, selected, self._meta, self._ends, setup.rope, self._k[rows],
+                self._v[rows], skip=self._skip,
+            )  # fmt: skip
+        else:
+            gather_hot(
+                keys, values, table, selected, hot, self._meta, self._ends, self._skip, setup.rope,
+                self._k[layer], self._v[layer], n_init=config.n_init, n_local=config.n_local,
+            )  # fmt: skip
         length = self._state[layer, LENGTH : LENGTH + 1]
         return attend_window(q[0], self._k[layer], self._v[layer], length, setup.rope).unsqueeze(0)
 
@@ -195,6 +204,7 @@ class DecodeSteps:
             return select_candidates(
                 query, votes, projected, keys, pool.page_table, codes, self._meta, self._skip,
                 self._space, self._tickets, room=2 * self._num_candidates, top_k=config.top_k,
+                hot=None if self.hot is None else self.hot.layers[layer],
             )  # fmt: skip
         votes = decode_votes(
             query, pool.keys[layer], pool.page_table, self._meta, self._skip, self._space,

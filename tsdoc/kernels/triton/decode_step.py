@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from tsdoc.kernels.rope import RopeTable
+from tsdoc.kernels.triton.hot_rows import HotLayer
 from tsdoc.kernels.triton.tiles import PAGE_SIZE, first_row, padded
 
 # Columns of a layer's state.
@@ -78,6 +79,8 @@ def _begin_kernel(
     skip_ptr,  # [1] int32 out
     allowed_ptr,  # [positions + 1] int32, running count of allowed positions
     likeness_ptr,  # [NUM_RANKS, 2] float32, see `compare_query`
+    recent_k_ptr,  # [n_init + n_local + 1, NUM_KV, HEAD_DIM]: see HotLayer
+    recent_v_ptr,  # same
     cos_ptr,
     sin_ptr,
     scale,
@@ -93,6 +96,7 @@ def _begin_kernel(
     HEAD_DIM: tl.constexpr,
     HAS_THETA: tl.constexpr,
     HAS_ALLOWED: tl.constexpr,
+    HAS_RECENT: tl.constexpr,
     NUM_RANKS: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BLOCK_KV: tl.constexpr,
@@ -176,6 +180,13 @@ def _begin_kernel(
     tl.store(keys_ptr + slot + at + HALF, k_high, mask=mask)
     tl.store(values_ptr + slot + at, v_low, mask=mask)
     tl.store(values_ptr + slot + at + HALF, v_high, mask=mask)
+    if HAS_RECENT:
+        near = tl.where(position < n_init, position, n_init + position % (n_local + 1))
+        near = near * (NUM_KV * HEAD_DIM)
+        tl.store(recent_k_ptr + near + at, k_low, mask=mask)
+        tl.store(recent_k_ptr + near + at + HALF, k_high, mask=mask)
+        tl.store(recent_v_ptr + near + at, v_low, mask=mask)
+        tl.store(recent_v_ptr + near + at + HALF, v_high, mask=mask)
     cos = tl.load(cos_ptr + row * HEAD_DIM + dims, mask=dims < HALF, other=0.0)[None, :]
     sin = tl.load(sin_ptr + row * HEAD_DIM + dims, mask=dims < HALF, other=0.0)[None, :]
     a, b = k_low.to(tl.float32), k_high.to(tl.float32)
@@ -230,6 +241,7 @@ def begin_step(
     skip: torch.Tensor,
     allowed: torch.Tensor | None,
     likeness: torch.Tensor | None,
+    hot: HotLayer | None,
     rope: RopeTable,
     scale: float,
     theta: float | None,
@@ -259,6 +271,8 @@ def begin_step(
         allowed: [positions + 1] int32, running count of positions that may be selected.
         likeness: [num_ranks, 2] float32, `compare_query` of all ranks, where heads are spread over
             several; `remembered` is then this rank's part of a unit vector.
+        hot: Receives the token's K and V among the last ones'; None where the pool is on the
+            device.
         rope: Table of compact positions.
         scale: What scores are multiplied with.
         theta: Least cosine of a hit; None never hits.
@@ -271,10 +285,12 @@ def begin_step(
     num_kv = k.shape[0]
     _begin_kernel[(1,)](
         q, k, v, keys, values, page_table, window_k, window_v, query, remembered, state, position,
-        meta, ends, skip, allowed, likeness, rope.cos, rope.sin, scale, rope.attention_factor,
+        meta, ends, skip, allowed, likeness, hot.recent_k if hot else None,
+        hot.recent_v if hot else None, rope.cos, rope.sin, scale, rope.attention_factor,
         0.0 if theta is None else theta, n_init, n_local, top_k, max_hits, window_k.shape[1],
         NUM_HEADS=num_heads, NUM_KV=num_kv, HEAD_DIM=head_dim, HAS_THETA=theta is not None,
-        HAS_ALLOWED=allowed is not None, NUM_RANKS=1 if likeness is None else likeness.shape[0],
+        HAS_ALLOWED=allowed is not None, HAS_RECENT=hot is not None,
+        NUM_RANKS=1 if likeness is None else likeness.shape[0],
         BLOCK_Q=padded(num_heads), BLOCK_KV=padded(num_kv), BLOCK_H=padded(head_dim // 2),
         PAGE=PAGE_SIZE, num_warps=8,
     )  # fmt: skip

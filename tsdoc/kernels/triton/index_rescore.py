@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
+from tsdoc.kernels.triton.hot_rows import HotLayer, fetch_keys, find
 from tsdoc.kernels.triton.index_scan import Projected
 from tsdoc.kernels.triton.threshold import arrives_last, ordered
 from tsdoc.kernels.triton.tiles import PAGE_SIZE, masked_rows, padded, precision
@@ -86,10 +87,13 @@ def _collect_kernel(
         tl.store(number_ptr, room)
         if arrives_last(tickets_ptr, num_blocks):
             held = tl.minimum(num_above, above_room)
-            take_best(above_ptr, above_ptr + above_room, out_ptr, held, floor, room, SIZE, 2 * SIZE)
+            take_best(
+                above_ptr, above_ptr + above_room, out_ptr, out_ptr, held, floor, room, False,
+                SIZE, 2 * SIZE,
+            )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["room", "num_rows"])
+@triton.jit(do_not_specialize=["room", "num_rows", "num_kept"])
 def _rescore_kernel(
     query_ptr,  # [num_heads, HEAD_DIM], scaled
     keys_ptr,  # [num_slots, NUM_KV, HEAD_DIM]
@@ -105,8 +109,15 @@ def _rescore_kernel(
     exact_lse_ptr,  # [num_heads] float32 out
     tickets_ptr,  # [NUM_KV] int32
     skip_ptr,  # int32
+    hot_keys_ptr,  # [2, num_kept, NUM_KV, HEAD_DIM]: see HotLayer
+    hot_list_ptr,  # [2, num_kept] int32
+    state_ptr,
     room,
     num_rows,
+    num_kept,
+    HAS_HOT: tl.constexpr,
+    IS_FETCHED: tl.constexpr,
+    STEPS: tl.constexpr,
     PROGRAMS: tl.constexpr,
     GROUP: tl.constexpr,
     R: tl.constexpr,
@@ -142,11 +153,42 @@ def _rescore_kernel(
             other=0.0,
         )
         slots = masked_rows(page_table_ptr, positions, inside, PAGE)
+        is_read = inside
+        if HAS_HOT:
+            old = tl.load(state_ptr)
+            new = (1 - old) * num_kept + places
+            is_kept = inside & (places < num_kept)
+            target = (new.to(tl.int64) * NUM_KV + kv_head) * HEAD_DIM
+            kept = is_kept[None, :] & inside_d[:, None]
+            if IS_FETCHED:
+                is_read = inside & (places >= num_kept)
+            else:
+                num_old = tl.load(state_ptr + 1 + old)
+                found = find(hot_list_ptr + old * num_kept, num_old, positions, STEPS)
+                is_read = inside & (found < 0)
         k = tl.load(
             keys_ptr + (slots[None, :] * NUM_KV + kv_head) * HEAD_DIM + dims[:, None],
-            mask=inside[None, :] & inside_d[:, None],
+            mask=is_read[None, :] & inside_d[:, None],
             other=0.0,
         )
+        if HAS_HOT:
+            hot_rows = hot_keys_ptr + target[None, :] + dims[:, None]
+            if IS_FETCHED:
+                k = tl.where(kept, tl.load(hot_rows, mask=kept, other=0.0), k)
+            else:
+                is_found = inside & (found >= 0)
+                source = ((old * num_kept + found).to(tl.int64) * NUM_KV + kv_head) * HEAD_DIM
+                mask = is_found[None, :] & inside_d[:, None]
+                again = hot_keys_ptr + source[None, :] + dims[:, None]
+                k = tl.where(mask, tl.load(again, mask=mask, other=0.0), k)
+                tl.store(hot_rows, k, mask=kept)
+                if kv_head == 0:
+                    tl.store(hot_list_ptr + new, positions, mask=is_kept)
+                    number_found = tl.sum(is_found.to(tl.int32), 0)
+                    tl.atomic_add(state_ptr + 6, number_found, sem="relaxed")
+                    if part == 0:
+                        tl.store(state_ptr + 2 - old, tl.minimum(number, num_kept))
+                        tl.store(state_ptr + 5, tl.load(state_ptr + 5) + number)
         scores = tl.dot(q, k.to(q.dtype), input_precision=PRECISION)
         tl.store(
             logits_ptr + head[:, None] * room + places[None, :],
@@ -194,12 +236,15 @@ def _choose_kernel(
     number_ptr,  # [1] int32
     keys_ptr,  # [room] int32: keys of the votes
     out_ptr,  # [top_k] int32
+    places_ptr,  # [top_k] int32: which candidates those are, where HAS_HOT
+    state_ptr,  # see HotLayer
     tickets_ptr,  # [1] int32
     meta_ptr,  # [1, 4] int32: init_end, local_start, num_selected, num_before
     skip_ptr,  # int32
     room,
     HEADS: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
+    HAS_HOT: tl.constexpr,
     BLOCK: tl.constexpr,
     SIZE: tl.constexpr,
 ):
@@ -221,7 +266,12 @@ def _choose_kernel(
         k = tl.load(meta_ptr + 2)
         if k > 0:
             floor = tl.full([], 0, tl.uint32)
-            take_best(positions_ptr, keys_ptr, out_ptr, number, floor, k, SIZE, 2 * SIZE)
+            take_best(
+                positions_ptr, keys_ptr, out_ptr, places_ptr, number, floor, k, HAS_HOT,
+                SIZE, 2 * SIZE,
+            )  # fmt: skip
+        if HAS_HOT:  # what this step has kept is from now on the last
+            tl.store(state_ptr, 1 - tl.load(state_ptr))
 
 
 def select_candidates(
@@ -238,6 +288,7 @@ def select_candidates(
     *,
     room: int,
     top_k: int,
+    hot: HotLayer | None = None,
 ) -> torch.Tensor:
     """The best num_selected positions by exact votes of the candidates with the best `votes`.
 
@@ -254,6 +305,8 @@ def select_candidates(
         tickets: [num_kv_heads] int32, zeros before and afterwards.
         room: Candidates at most; at least num_selected.
         top_k: Largest num_selected.
+        hot: Rows of `keys` on the device, of which none is read again; receives the candidates'
+            keys, and which of them were chosen. None where `keys` are on the device.
 
     Returns:
         [1, 1, top_k] int32 ascending positions, num_selected of them written.
@@ -272,14 +325,20 @@ def select_candidates(
         votes, space.floors, space.counts, space.above, space.tickets[1], meta, positions, number,
         skip, room, space.above.shape[2], BLOCKS=padded(num_blocks, 512), SIZE=BLOCK, num_warps=8,
     )  # fmt: skip
+    if hot is not None and hot.fetches_first:
+        fetch_keys(keys, page_table, positions, number, skip, hot)
     logits = torch.empty(num_heads, room, device=device)
     parts = triton.cdiv(room, BLOCK_C)
     queries = padded(group, 16)
+    num_kept = hot.candidates.shape[1] if hot else 0
     mass = torch.empty(num_kv, parts, 2, queries, device=device)
     lse = torch.empty(num_heads, device=device)
     _rescore_kernel[(num_kv, parts)](
         query, keys, page_table, codes.view(torch.int8), projected.weights, projected.factors,
-        projected.lse, positions, number, logits, mass, lse, tickets, skip, room, num_rows,
+        projected.lse, positions, number, logits, mass, lse, tickets, skip,
+        *((hot.keys, hot.candidates, hot.state) if hot else (None, None, None)), room, num_rows,
+        num_kept, HAS_HOT=hot is not None,
+        IS_FETCHED=hot is not None and hot.fetches_first, STEPS=num_kept.bit_length(),
         PROGRAMS=padded(parts), GROUP=group, R=projected.weights.shape[1], QUERIES=queries,
         NUM_KV=num_kv, HEAD_DIM=head_dim, BLOCK_D=padded(head_dim, 16), RANK=rank, BLOCK_C=BLOCK_C,
         PRECISION=precision(query.dtype), PAGE=PAGE_SIZE,
@@ -287,7 +346,8 @@ def select_candidates(
     out = torch.empty(1, 1, top_k, dtype=torch.int32, device=device)
     vote_keys = torch.empty(room, dtype=torch.int32, device=device)
     _choose_kernel[(triton.cdiv(room, 128),)](
-        logits, lse, positions, number, vote_keys, out, space.tickets[1], meta, skip, room,
-        HEADS=num_heads, BLOCK_HEADS=padded(num_heads), BLOCK=128, SIZE=BLOCK, num_warps=8,
+        logits, lse, positions, number, vote_keys, out, hot.places if hot else None,
+        hot.state if hot else None, space.tickets[1], meta, skip, room, HEADS=num_heads,
+        BLOCK_HEADS=padded(num_heads), HAS_HOT=hot is not None, BLOCK=128, SIZE=BLOCK, num_warps=8,
     )  # fmt: skip
     return out

@@ -199,9 +199,13 @@ def places_of(keys, threshold, base, equal_base, wanted):
 
 @triton.jit
 def take_best(
-    ids_ptr, keys_ptr, out_ptr, num_keys, floor, k, SIZE: tl.constexpr, SEARCH: tl.constexpr
+    ids_ptr, keys_ptr, out_ptr, places_ptr, num_keys, floor, k,
+    HAS_PLACES: tl.constexpr, SIZE: tl.constexpr, SEARCH: tl.constexpr,
 ):  # fmt: skip
-    """Writes the ids of the k best of `num_keys` keys, all above `floor`, in their order."""
+    """Writes the ids of the k best of `num_keys` keys, all above `floor`, in their order.
+
+    With HAS_PLACES, also which of the keys they are.
+    """
     lanes = tl.arange(0, SIZE)
     threshold = find_threshold(keys_ptr, num_keys, floor, k, k, SEARCH)
     num_above = tl.zeros([SIZE], tl.int32)
@@ -215,6 +219,8 @@ def take_best(
         taken, places, counts = places_of(keys, threshold, base, equal_base, wanted)
         ids = tl.load(ids_ptr + at + lanes, mask=at + lanes < num_keys, other=0)
         tl.store(out_ptr + places, ids, mask=taken)
+        if HAS_PLACES:
+            tl.store(places_ptr + places, at + lanes, mask=taken)
         base += counts & 0xFFFF
         equal_base += counts >> 16
 
@@ -261,7 +267,7 @@ def _compact_kernel(
         tl.store(above + places, positions, mask=taken)
         tl.store(above + room + places, keys.to(tl.int32, bitcast=True), mask=taken)
         if arrives_last(tickets_ptr + row, num_blocks):
-            take_best(above, above + room, out, num_above, floor, k, SIZE, 2 * SIZE)
+            take_best(above, above + room, out, out, num_above, floor, k, False, SIZE, 2 * SIZE)
 
 
 def select_top(
