@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from tsdoc.errors import CorruptPageError, DamagedStoreError, ResourceError
+from tsdoc.errors import CorruptPageError, DamagedStoreError
 from tsdoc.home import Home
 from tsdoc.ingest.document import Document, IngestWarning
 from tsdoc.ingest.narrow import ways_to_narrow
@@ -23,7 +23,6 @@ from tsdoc.prompt.chat import ChatTemplate
 from tsdoc.prompt.tokenizer import TextTokenizer
 from tsdoc.session.calibration import Calibration, num_cpus
 from tsdoc.session.engines import Engines
-from tsdoc.session.limits import check_length
 from tsdoc.session.loading import (
     kv_shape,
     reread_tokens,
@@ -32,6 +31,7 @@ from tsdoc.session.loading import (
 )
 from tsdoc.session.prefill import Prefill
 from tsdoc.session.prompt_kv import KeptPrompt
+from tsdoc.session.question import lay_out
 from tsdoc.session.results import Answer, Estimate, Prepared
 from tsdoc.session.tail import Tail
 from tsdoc.session.transcript import StopAnswer, Transcript
@@ -41,7 +41,7 @@ from tsdoc.store.key import ModelKey
 if TYPE_CHECKING:
     from tsdoc.engine.engine import Engine
     from tsdoc.engine.evidence import Neutral
-    from tsdoc.engine.generate import Generation, GenerationConfig
+    from tsdoc.engine.generate import Generation
     from tsdoc.engine.reread import Reread
     from tsdoc.session.evidence import EvidenceFinder
     from tsdoc.store import Store
@@ -211,24 +211,22 @@ class Session:
         """
         if tail is not None:
             self._engines.renew()  # however long it was since the last turn
-        before = tail or Tail()
-        asked = self._question_ids(question, before)
-        ids = before.ids[before.num_cached :] + asked
-        prompt_len = len(self.prompt.ids)
-        start = prompt_len + before.num_cached
-        again = self._make_reread() if reread and allowed is None else None
-        max_new_tokens = max_new_tokens or self.settings.answer.max_new_tokens
-        room = len(ids) + (again.room if again else 0) + max_new_tokens
-        self._check_length(start + room, before)
+        before, prompt_len = tail or Tail(), len(self.prompt.ids)
+        asked = lay_out(
+            question,
+            before,
+            prompt=self.prompt,
+            template=self.template,
+            settings=self.settings,
+            stop_ids=frozenset(self.model.config.eos_token_ids),
+            max_new_tokens=max_new_tokens,
+            allowed=allowed,
+            keep_queries=keep_queries,
+            reread=self._make_reread() if reread and allowed is None else None,
+        )
+        ids, start, room = asked.ids, asked.start, asked.room
         kv = self._kept.get()
         engine = self._engines.make(start + room)
-        config = self._generation_config(
-            max_new_tokens=max_new_tokens,
-            keep_queries=keep_queries,
-            reread=again,
-            reread_at=len(ids) - len(asked) + (self.template.turn_lead if before.ids else 0),
-            allowed=None if allowed is None else [*allowed, (prompt_len, start + room)],
-        )
         begun = time.perf_counter()
         stop_loops = self.settings.answer.stop_loops
         answer = Transcript(self.tokenizer, on_text, stop_loops=stop_loops)
@@ -239,7 +237,7 @@ class Session:
             piece, generation = self._room(start, room), None
             try:
                 pieces = [*kv.pieces, *before.pieces, piece]
-                generation = engine.generate(pieces, ids, start, config)
+                generation = engine.generate(pieces, ids, start, asked.config)
                 for count, token in enumerate(generation, 1):
                     answer.add(count, token)
                     if answer.looped:
@@ -266,10 +264,10 @@ class Session:
                 reused = kv.estimate.reused_tokens
         if tail is not None:
             generation.keep()
-            asked = list(generation.question[len(ids) - len(asked) :])
+            turn = list(generation.question[len(ids) - asked.num_asked :])
             end = start + len(generation.question) + answer.num_tokens
             said = generation.tokens[: answer.num_tokens]
-            tail.append(asked + said, piece, min(end, generation.end))
+            tail.append(turn + said, piece, min(end, generation.end))
         total_s = time.perf_counter() - begun
         first_s = answer.first_token_at - begun if answer.num_tokens else total_s
         self._num_answers += 1
@@ -328,47 +326,6 @@ class Session:
 
         num_tokens = reread_tokens(self.settings.engine, self._device)
         return make_reread(self.template, self.prompt.ids, self._make_neutral(), num_tokens)
-
-    def _question_ids(self, question: str, tail: Tail) -> list[int]:
-        encode = self.template.turn_ids if tail.ids else self.template.question_ids
-        return [int(token) for token in encode(question)]
-
-    def _check_length(self, num_tokens: int, tail: Tail) -> None:
-        limit = self.settings.prompt.max_prompt_tokens
-        if tail.ids and num_tokens > limit:
-            raise ResourceError(
-                f"the document and this conversation, with room for an answer, are {num_tokens:,} "
-                f"tokens long and the limit is {limit:,}",
-                hint="Begin a new conversation, or allow more with --set max_prompt_tokens=N.",
-            )
-        check_length(num_tokens, limit, self.prompt)
-
-    def _generation_config(
-        self,
-        *,
-        max_new_tokens: int,
-        allowed: Sequence[tuple[int, int]] | None,
-        keep_queries: bool,
-        reread: Reread | None,
-        reread_at: int,
-    ) -> GenerationConfig:
-        from tsdoc.engine.generate import GenerationConfig
-        from tsdoc.engine.sampling import SamplingConfig
-
-        options = self.settings.answer
-        return GenerationConfig(
-            max_new_tokens=max_new_tokens,
-            allowed=allowed,
-            keep_queries=keep_queries,
-            reread=reread,
-            reread_at=reread_at,
-            stop_ids=frozenset(self.model.config.eos_token_ids),
-            question_chunk_size=self.settings.engine.question_chunk_size,
-            theta=self.settings.engine.theta,
-            sampling=SamplingConfig(
-                temperature=options.temperature, top_p=options.top_p, seed=options.seed
-            ),
-        )
 
     def _room(self, start: int, capacity: int) -> HostPiece:
         """Room for a question and its answer behind the prompt."""

@@ -13,7 +13,7 @@ from typing import Any
 from tsdoc.errors import StoreError
 from tsdoc.home import private_dir
 from tsdoc.store.entry import Entry
-from tsdoc.store.eviction import EntryUse, delete, is_blank, make_room, survey, tidy
+from tsdoc.store.eviction import delete, make_room, tidy
 from tsdoc.store.files import delete_dir, fsync_dir, store_error, write_json
 from tsdoc.store.key import KVShape
 from tsdoc.store.locks import Lock, lock_exclusive, lock_shared
@@ -23,6 +23,7 @@ from tsdoc.store.owned import OwnSegment
 from tsdoc.store.pages import Segment
 from tsdoc.store.root import StoreRoot
 from tsdoc.store.segment import SEGMENT_FILES, SegmentFiles, SegmentInfo, load_journal
+from tsdoc.store.survey import EntryUse, is_blank, survey
 from tsdoc.store.tokens import write_tokens
 from tsdoc.store.writer import Writer
 

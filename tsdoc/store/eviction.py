@@ -1,228 +1,21 @@
-"""What the store holds, what that costs, and deleting it. Only names of our format are deleted."""
+"""Deleting what the store holds, to make room or to tidy up: only names of our format."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Literal
 
-from tsdoc.errors import DamagedStoreError, StoreError, StoreFormatError
-from tsdoc.store.files import delete_dir, has_ours, named_dirs, read_json, store_error
-from tsdoc.store.journal import HEADER_BYTES
-from tsdoc.store.key import FORMAT
+from tsdoc.errors import StoreError
+from tsdoc.store.files import delete_dir, has_ours, named_dirs, store_error
 from tsdoc.store.locks import Lock, try_exclusive
-from tsdoc.store.manifest import ENTRY_FILES, Manifest, read_manifest
+from tsdoc.store.manifest import ENTRY_FILES
 from tsdoc.store.replacing import drop_temporary
-from tsdoc.store.segment import SEGMENT_FILES, SegmentInfo, read_info
-
-Status = Literal["complete", "incomplete", "damaged", "orphan", "stale", "newer"]
+from tsdoc.store.segment import SEGMENT_FILES
+from tsdoc.store.survey import EntryUse, Survey, is_blank, survey_key
 
 _USELESS = ("stale", "damaged", "orphan")
-
-
-@dataclass(slots=True, kw_only=True)
-class SegmentUse:
-    """A segment's directory, as seen by a survey.
-
-    Attributes:
-        num_bytes: Its files, kv.bin counted at the size that is reserved or being reserved.
-        users: Entries that name it, as (model key, entry id).
-    """
-
-    directory: Path
-    num_bytes: int
-    info: SegmentInfo | None
-    status: Status
-    users: set[tuple[str, str]] = field(default_factory=set)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EntryUse:
-    """An entry's directory (or a segment that no entry names), as seen by a survey.
-
-    Attributes:
-        status: "orphan" is a segment without an entry, kept because the same prompt revives it;
-            "stale" was written by an older tsdoc, "newer" by a newer one.
-        exclusive_bytes: What deleting it alone would free.
-        num_bytes: With everything it shares.
-        last_used: Seconds since the epoch.
-    """
-
-    model_key: str
-    entry_id: str
-    directory: Path
-    status: Status
-    manifest: Manifest | None
-    problem: str
-    segments: tuple[SegmentUse, ...]
-    last_used: float
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all its segments."""
-        return sum(s.num_bytes for s in self.segments)
-
-    @property
-    def exclusive(self) -> list[SegmentUse]:
-        """Segments that nothing else names."""
-        me = (self.model_key, self.entry_id)
-        return [s for s in self.segments if s.users <= {me} and s.status != "newer"]
-
-    @property
-    def exclusive_bytes(self) -> int:
-        """What deleting it alone would free."""
-        return sum(s.num_bytes for s in self.exclusive)
-
-    @property
-    def shared_with(self) -> list[str]:
-        """Ids of the entries that name a segment of this one."""
-        users = {entry_id for segment in self.segments for _, entry_id in segment.users}
-        return sorted(users - {self.entry_id})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Survey:
-    """All entries and segments of a store at one moment."""
-
-    entries: list[EntryUse]
-    segments: list[SegmentUse]
-
-    @property
-    def num_bytes(self) -> int:
-        """Everything, shared segments counted once."""
-        return sum(segment.num_bytes for segment in self.segments)
-
-    @property
-    def shared_bytes(self) -> int:
-        """Segments that several entries name, each counted once."""
-        return sum(segment.num_bytes for segment in self.segments if len(segment.users) > 1)
-
-
-def survey(key_dirs: Iterable[Path]) -> Survey:
-    """Looks at every entry and segment; reads only their JSON files."""
-    entries: list[EntryUse] = []
-    segments: list[SegmentUse] = []
-    for directory in key_dirs:
-        found_entries, found_segments = _survey_key(directory)
-        entries += found_entries
-        segments += found_segments
-    return Survey(entries=entries, segments=segments)
-
-
-def _survey_key(directory: Path) -> tuple[list[EntryUse], list[SegmentUse]]:
-    alien = _format_status(directory / "model.json")
-    ours = [d for d in named_dirs(directory / "segments") if has_ours(d, SEGMENT_FILES)]
-    segments = {d.name: _look_at_segment(d, alien) for d in ours}
-    entries = []
-    for path in named_dirs(directory / "entries"):
-        manifest, status, problem = _look_at_entry(path, alien)
-        named = [p.segment_id for p in manifest.parts] if manifest is not None else []
-        held = tuple(segments[name] for name in dict.fromkeys(named) if name in segments)
-        for segment in held:
-            segment.users.add((directory.name, path.name))
-        if status in ("complete", "incomplete") and _is_broken(manifest, held):
-            status, problem = "damaged", "a segment it names is missing or damaged"
-        if status is not None:
-            entries.append(
-                EntryUse(
-                    model_key=directory.name,
-                    entry_id=path.name,
-                    directory=path,
-                    status=status,
-                    manifest=manifest,
-                    problem=problem,
-                    segments=held,
-                    last_used=_last_used(path),
-                )
-            )
-    # A manifest that cannot be read because it is newer may name any segment here.
-    if not any(entry.status == "newer" for entry in entries):
-        unused = [s for s in segments.values() if not s.users]
-        entries += [_orphan(directory, s) for s in unused if not _is_unborn(s.directory)]
-    return entries, list(segments.values())
-
-
-def _is_unborn(segment: Path) -> bool:
-    """Whether a run ended while it began a segment, which then holds nothing; see `tidy`."""
-    return not any(os.path.lexists(segment / name) for name in ("segment.json", "kv.bin"))
-
-
-def _format_status(path: Path) -> Status | None:
-    try:
-        read_json(path, "model")
-    except StoreFormatError as error:
-        return "newer" if error.version > FORMAT else "stale"
-    except DamagedStoreError:
-        return None  # it only serves readers of the directory; begin writes it anew
-    return None
-
-
-def _look_at_segment(directory: Path, alien: Status | None) -> SegmentUse:
-    info: SegmentInfo | None = None
-    status: Status = "complete"
-    try:
-        info = read_info(directory)
-    except StoreFormatError as error:
-        status = "newer" if error.version > FORMAT else "stale"
-    except DamagedStoreError:
-        status = "damaged"
-    sizes = {name: _size(directory / name) for name in SEGMENT_FILES}
-    if info is not None:
-        sizes["kv.bin"] = max(sizes["kv.bin"], info.kv_bytes)
-    return SegmentUse(
-        directory=directory,
-        num_bytes=sum(sizes.values()),
-        info=info,
-        status=alien or status,
-    )
-
-
-def _look_at_entry(path: Path, alien: Status | None) -> tuple[Manifest | None, Status | None, str]:
-    try:
-        manifest = read_manifest(path)
-    except StoreFormatError as error:
-        return None, "newer" if error.version > FORMAT else "stale", error.message
-    except DamagedStoreError as error:
-        return None, alien or "damaged", error.message
-    if manifest is None:
-        return None, None, ""
-    return manifest, alien or ("complete" if manifest.complete else "incomplete"), ""
-
-
-def _is_broken(manifest: Manifest | None, held: tuple[SegmentUse, ...]) -> bool:
-    named = {p.segment_id for p in manifest.parts} if manifest is not None else set()
-    return len(held) < len(named) or any(s.status != "complete" for s in held)
-
-
-def _orphan(directory: Path, segment: SegmentUse) -> EntryUse:
-    alien = segment.status in ("newer", "stale")
-    return EntryUse(
-        model_key=directory.name,
-        entry_id=segment.info.entry_id if segment.info is not None else segment.directory.name,
-        directory=segment.directory,
-        status=segment.status if alien else "orphan",
-        manifest=None,
-        problem="" if segment.info is not None else "segment.json is missing or damaged",
-        segments=(segment,),
-        last_used=_last_used(segment.directory),
-    )
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.lstat().st_size
-    except OSError:
-        return 0
-
-
-def _last_used(directory: Path) -> float:
-    for path in (directory / "use.lock", directory):
-        with contextlib.suppress(OSError):
-            return path.lstat().st_mtime
-    return 0.0
 
 
 def in_use(entry: EntryUse) -> bool:
@@ -311,18 +104,13 @@ def make_room(
     return left
 
 
-def is_blank(segment: Path) -> bool:
-    """Tells whether nothing was ever committed to a segment."""
-    return _size(segment / "journal.bin") <= HEADER_BYTES
-
-
 def tidy(directory: Path) -> None:
     """Removes what crashed or finished runs left in a key's directory.
 
     That is: empty and nameless things, and entries of which nothing was committed.
     Call it under `StoreRoot.changing`.
     """
-    entries, _ = _survey_key(directory)
+    entries, _ = survey_key(directory)
     for entry in entries:
         if entry.status == "incomplete" and is_blank(entry.segments[-1].directory):
             with contextlib.suppress(StoreError):  # it is being computed

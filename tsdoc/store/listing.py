@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from tsdoc.errors import DamagedStoreError, StoreError, StoreFormatError
-from tsdoc.store.eviction import EntryUse, Status, in_use
+from tsdoc.store.eviction import in_use
 from tsdoc.store.files import read_json
 from tsdoc.store.segment import inspect_segment
+from tsdoc.store.survey import EntryUse, Status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from tsdoc.errors import CorruptPageError, DamagedStoreError, StoreError, StoreF
 from tsdoc.home import free_bytes
 from tsdoc.store.begin import Beginning, OnWait
 from tsdoc.store.entry import Entry
-from tsdoc.store.eviction import EntryUse, delete, make_room, survey, tidy
+from tsdoc.store.eviction import delete, make_room, tidy
 from tsdoc.store.files import named_dirs, store_error
 from tsdoc.store.key import PAGE_SIZE, Ids, KVShape, ModelKey, as_ids
 from tsdoc.store.listing import EntryInfo, describe, read_model
@@ -26,6 +26,7 @@ from tsdoc.store.lookup import Lookup, make_prompt
 from tsdoc.store.pages import Segment
 from tsdoc.store.repair import Holder, Repair
 from tsdoc.store.root import StoreRoot, Warn
+from tsdoc.store.survey import EntryUse, survey
 from tsdoc.store.tokens import peek_tokens, read_all_ids
 from tsdoc.store.writer import Writer
 
