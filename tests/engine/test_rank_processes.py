@@ -187,7 +187,7 @@ def test_kernels_of_several_processes_equal_the_cpu(tmp_path: Path) -> None:
 def test_two_gpus_equal_one_and_the_cpu(name: str, tmp_path: Path) -> None:
     task = make_task(
         save_model(tmp_path, 23), selection=asdict(VARIANTS[name]), split=300, new=12,
-        ids=token_ids(312, seed=24).tolist(), theta=0.5,
+        ids=token_ids(312, seed=24).tolist(), theta=None if name == "topk" else 0.5,
     )  # fmt: skip
     config = read_config(tmp_path)
     expected = alone(task, make_pieces(config, task))

@@ -151,8 +151,7 @@ class Decoder:
         hidden += self._split.sum(
             self._products.by_rows(lambda linear, rows: linear(rows, w.o, w.o_bias), flat)
         )
-        with self._split.adding() as add:
-            add(hidden, self._products.by_rows(partial(self._mlp, w), hidden))
+        hidden += self._split.sum(self._products.by_rows(partial(self._mlp, w), hidden))
         return hidden
 
     def _mlp(self, w: LayerWeights, linear: Linear, rows: torch.Tensor) -> torch.Tensor:

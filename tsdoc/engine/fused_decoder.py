@@ -6,7 +6,7 @@ are rounded once instead of twice.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -102,11 +102,11 @@ class FusedDecoder:
         if self._split.ranks.size > 1:
             return self._finish_shard(w, hidden, attention)
         if hidden.shape[0] == 1:
-            multiply_row(attention.view(1, -1), w.o, w.o_bias, add_to=hidden)
+            multiply_row(attention.view(1, -1), w.o, w.o_bias, out=hidden, add=True)
             gated = multiply_row(
                 hidden, w.gate_up, w.gate_up_bias, norm=w.post_norm, eps=eps, gated=True
             )
-            return multiply_row(gated, w.down, w.down_bias, add_to=hidden)
+            return multiply_row(gated, w.down, w.down_bias, out=hidden, add=True)
         _add_product(hidden, attention.flatten(1), w.o, w.o_bias)
         for rows in torch.split(hidden, MLP_ROWS):
             x = rms_norm(rows, w.post_norm, eps)
@@ -118,23 +118,44 @@ class FusedDecoder:
         self, w: _FusedLayer, hidden: torch.Tensor, attention: torch.Tensor
     ) -> torch.Tensor:
         """`finish_layer` of which this rank has a part: products are summed before they count."""
-        split, eps = self._split, self.config.norm_eps
+        eps = self.config.norm_eps
         if hidden.shape[0] == 1:
-            hidden += split.sum(multiply_row(attention.reshape(1, -1), w.o, w.o_bias))
+            sums, is_first = self._split.sum, self._split.is_first
+            multiply_row(attention.reshape(1, -1), w.o, w.o_bias, out=hidden, add=is_first)
+            sums(hidden)
             gated = multiply_row(
                 hidden, w.gate_up, w.gate_up_bias, norm=w.post_norm, eps=eps, gated=True
             )
-            hidden += split.sum(multiply_row(gated, w.down, w.down_bias))
-            return hidden
-        parts = torch.split(attention.flatten(1), SHARD_ROWS)
-        sums = [split.start_sum(F.linear(part, w.o, w.o_bias)) for part in parts]
-        with split.adding() as add:
-            for rows, finish in zip(torch.split(hidden, SHARD_ROWS), sums, strict=True):
-                rows += finish()
-                x = rms_norm(rows, w.post_norm, eps)
-                gated = silu_mul(F.linear(x, w.gate_up, w.gate_up_bias))
-                add(rows, F.linear(gated, w.down, w.down_bias))
+            multiply_row(gated, w.down, w.down_bias, out=hidden, add=is_first)
+            return sums(hidden)
+        parts = torch.split(hidden, SHARD_ROWS)
+        waits = [
+            self._begin_sum(rows, x, w.o, w.o_bias)
+            for rows, x in zip(parts, torch.split(attention.flatten(1), SHARD_ROWS), strict=True)
+        ]
+        for number, rows in enumerate(parts):
+            waits[number]()
+            x = rms_norm(rows, w.post_norm, eps)
+            gated = silu_mul(F.linear(x, w.gate_up, w.gate_up_bias))
+            waits[number] = self._begin_sum(rows, gated, w.down, w.down_bias)
+        for wait in waits:
+            wait()
         return hidden
+
+    def _begin_sum(
+        self, rows: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> Callable[[], torch.Tensor]:
+        """Begins to add a product, summed over all ranks, to `rows`; called, the result waits.
+
+        The residual is part of the first rank's product, and so of the sum.
+        """
+        if self._split.is_first:
+            _add_product(rows, x, weight, bias)
+        else:
+            torch.mm(x, weight.T, out=rows)
+            if bias is not None:
+                rows += bias
+        return self._split.start_sum(rows)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """See `DecoderPart.logits`."""

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
 from tsdoc.kernels.ranks import Ranks, SoloRanks
-
-Add = Callable[[torch.Tensor, torch.Tensor], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -27,6 +24,11 @@ class TensorSplit:
 
     ranks: Ranks
     vocab_size: int | None = None
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank adds what is to count once, a residual say."""
+        return self.ranks.rank == 0
 
     def embed(self, ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         """Rows of the whole embedding; `table` [vocab_shard, hidden_size] is this rank's part."""
@@ -51,28 +53,6 @@ class TensorSplit:
     def start_sum(self, product: torch.Tensor) -> Callable[[], torch.Tensor]:
         """Begins what `sum` does; the result is called for its end, and returns the sum."""
         return self.ranks.start_sum(product)
-
-    @contextmanager
-    def adding(self) -> Iterator[Add]:
-        """Gives what adds a product, summed over all ranks, to rows of hidden states.
-
-        The sum of one product goes on while the next one is computed; all are done at the end.
-        """
-        pending: list[tuple[torch.Tensor, Callable[[], torch.Tensor]]] = []
-
-        def finish() -> None:
-            rows, wait = pending.pop()
-            rows += wait()
-
-        def add(rows: torch.Tensor, product: torch.Tensor) -> None:
-            wait = self.start_sum(product)
-            if pending:
-                finish()
-            pending.append((rows, wait))
-
-        yield add
-        if pending:
-            finish()
 
 
 UNSPLIT = TensorSplit(ranks=SoloRanks())

@@ -141,7 +141,7 @@ class DecodeSteps:
             remembered = torch.zeros(heads, head_dim, device=self._device)
             self._remembered[layer] = remembered
         likeness = None
-        if setup.ranks.size > 1:
+        if setup.ranks.size > 1 and setup.theta is not None:
             own = compare_query(q[0], remembered, setup.rope, config.n_local)
             likeness = setup.ranks.gather(own)
         hot = None if self.hot is None else self.hot.layers[layer]

@@ -193,7 +193,7 @@ def test_row_products_equal_plain_torch(
     assert_close(multiply_row(x, weight, own, norm=norm, eps=1e-6), plain, "products", dtype)
     actual = multiply_row(x, joint, bias, norm=norm, eps=1e-6, gated=True)
     assert_close(actual, gated, "products", dtype)
-    assert_close(multiply_row(x, weight, own, add_to=residual), added, "products", dtype)
+    assert_close(multiply_row(x, weight, own, out=residual, add=True), added, "products", dtype)
 
 
 @pytest.mark.gpu

@@ -111,7 +111,8 @@ def multiply_row(
     *,
     norm: torch.Tensor | None = None,
     eps: float = 0.0,
-    add_to: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    add: bool = False,
     gated: bool = False,
     block_n: int = 4,
     block_k: int = 512,
@@ -125,7 +126,8 @@ def multiply_row(
         bias: [num_rows] or [2 · num_rows].
         norm: [size], weight of an RMS norm of x that comes first.
         eps: Of that norm.
-        add_to: [1, num_rows]; the result is added to it in place and it is returned.
+        out: [1, num_rows], where the result goes; new without one.
+        add: The result is added to what `out` holds.
         gated: silu(gate) · up of the two products.
         block_n: Rows per program.
         block_k: Columns at a time.
@@ -136,11 +138,12 @@ def multiply_row(
     """
     size = x.shape[1]
     num_rows = weight.shape[0] // 2 if gated else weight.shape[0]
-    out = torch.empty(1, num_rows, dtype=x.dtype, device=x.device) if add_to is None else add_to
+    if out is None:
+        out = torch.empty(1, num_rows, dtype=x.dtype, device=x.device)
     block_k = min(block_k, padded(size, 16))
     _row_kernel[(triton.cdiv(num_rows, block_n),)](
         x, weight, norm, bias, out, eps, num_rows, SIZE=size, NORM=norm is not None,
-        BIAS=bias is not None, ADD=add_to is not None, GATED=gated, EVEN=size % block_k == 0,
+        BIAS=bias is not None, ADD=add, GATED=gated, EVEN=size % block_k == 0,
         BLOCK_X=padded(size), BLOCK_N=block_n, BLOCK_K=block_k, num_warps=num_warps, num_stages=2,
     )  # fmt: skip
     return out
