@@ -24,6 +24,7 @@ import torch
 from tsdoc.engine.engine import Engine
 from tsdoc.home import find_home
 from tsdoc.ingest.options import IngestOptions
+from tsdoc.kernels.index import QueryMoments
 from tsdoc.kernels.index_use import IndexConfig, IndexWatch, Selecting
 from tsdoc.models.profiles import load_profile
 from tsdoc.progress import Silent
@@ -87,8 +88,10 @@ class Always(IndexConfig):
 class Shares(IndexWatch):
     """Keeps every share, by layer; with `is_strict` a layer below the floor is not trusted."""
 
-    def __init__(self, config: IndexConfig, *, is_strict: bool = False) -> None:
-        super().__init__(config)
+    def __init__(
+        self, config: IndexConfig, moments: QueryMoments, *, is_strict: bool = False
+    ) -> None:
+        super().__init__(config, moments)
         self.by_layer: dict[int, list[float]] = {}
         self._is_strict = is_strict
 
@@ -151,14 +154,14 @@ def main() -> None:
         prepared = session.prepare()
         engine = session._engines.make(len(session.prompt.ids) + 1000)
         for candidates in options.candidates:
-            shares = Shares(Always(candidates=candidates, sample=1))
+            shares = Shares(Always(candidates=candidates, sample=1), engine.query_moment)
             on_gpu = engine.backend.device.type == "cuda"
             with followed(shares.note) if on_gpu else nullcontext():
                 ask(session, engine, shares)
             show({"tokens": prepared.prompt_tokens, **shares.summary()})
             if options.floor is not None and not on_gpu:
                 config = Always(candidates=candidates, sample=1, floor=options.floor)
-                strict = Shares(config, is_strict=True)
+                strict = Shares(config, engine.query_moment, is_strict=True)
                 ask(session, engine, strict)
                 show(strict.distrusted())
 

@@ -14,7 +14,7 @@ from tests.bench_gpu.decode import timed_answer
 from tsdoc.engine.engine import Engine
 from tsdoc.engine.fused_decoder import FusedDecoder
 from tsdoc.engine.generate import GenerationConfig
-from tsdoc.kernels.index import approximate_scores, find_basis, query_weights
+from tsdoc.kernels.index import approximate_scores, query_weights
 from tsdoc.kernels.index_use import IndexConfig
 from tsdoc.kernels.kv import DevicePiece
 from tsdoc.kernels.page_pool import PagePool
@@ -106,15 +106,9 @@ def check(num_tokens: int, candidates: int) -> Row:
     floor = int(space.floors[0]) % (1 << 32)
     chosen = layer.choose(space, guessed, projected, 2 * candidates)
     low, high = (int(n) for n in layer.meta[0, :2])
-    basis = find_basis(layer.pool.keys[0][: 1 << 20 if num_tokens >= 1 << 20 else num_tokens])
-    basis = dataclasses.replace(
-        basis, axes=layer.index.axes[0], centre=layer.index.centres[0],
-        steps=torch.ones_like(basis.steps),
-    )  # fmt: skip
-    scores = approximate_scores(
-        *(part[0] for part in query_weights(layer.query.float()[None], basis)),
-        layer.index.codes[0],
-    )[:, low:high]
+    axes, centre = layer.index.axes[0], layer.index.centres[0]
+    weights, offsets = (part[0] for part in query_weights(layer.query.float()[None], axes, centre))
+    scores = approximate_scores(weights, offsets, layer.index.codes[0])[:, low:high]
     reference = torch.softmax(scores / LOG2_E, -1).sum(0)
     error = (guessed[0, 0, low:high] - reference).abs().max() / reference.max()
     reached = guessed[0, 0, low:high].view(torch.int32).long() + (1 << 31) >= floor

@@ -10,12 +10,15 @@ import torch
 
 from tsdoc.kernels.index import (
     RANK,
+    REFINED,
+    STEPS_PER_SIGMA,
     approximate_scores,
     build,
     encode,
     epoch_end,
     find_basis,
     pack,
+    query_moment,
     query_weights,
     sample_positions,
     unpack,
@@ -72,12 +75,50 @@ def test_approximate_scores_are_near_the_exact_ones() -> None:
     query = torch.randn(1, KV_HEADS * GROUP, DIM, generator=torch.Generator().manual_seed(1))
     packed = torch.zeros(KV_HEADS, 512, RANK, dtype=torch.uint8)
     build(lambda a, b: keys[a:b], basis, packed, 0, 1000)
-    weights, offsets = query_weights(query, basis)
+    weights, offsets = query_weights(query, basis.axes, basis.centre)
     guess = approximate_scores(weights[0], offsets[0], packed)[:, :1000]
     grouped = query.view(KV_HEADS, GROUP, DIM)
     exact = torch.einsum("kgd,nkd->kgn", grouped, keys).flatten(0, 1)
     spread = (exact - exact.mean(-1, keepdim=True)).pow(2).mean().sqrt()
     assert float((guess - exact).pow(2).mean().sqrt()) < 0.2 * float(spread)
+
+
+def errors(keys: torch.Tensor, queries: torch.Tensor, moment: torch.Tensor | None) -> float:
+    """Root of the mean squared error of approximate scores, by the spread of the exact ones."""
+    basis = find_basis(keys, moment)
+    packed = torch.zeros(KV_HEADS, len(keys) // 2, RANK, dtype=torch.uint8)
+    build(lambda a, b: keys[a:b], basis, packed, 0, len(keys))
+    exact = torch.einsum("qkgd,nkd->qkgn", queries.unflatten(1, (KV_HEADS, -1)), keys).flatten(1, 2)
+    weights, offsets = query_weights(queries, basis.axes, basis.centre)
+    guess = torch.stack(
+        [approximate_scores(w, o, packed) for w, o in zip(weights, offsets, strict=True)]
+    )
+    spread = (exact - exact.mean(-1, keepdim=True)).pow(2).mean().sqrt()
+    return float((guess - exact).pow(2).mean().sqrt() / spread)
+
+
+def test_directions_are_those_that_queries_ask_about() -> None:
+    """Keys vary most where no query looks."""
+    generator = torch.Generator().manual_seed(2)
+    keys = torch.randn(1024, KV_HEADS, DIM, generator=generator)
+    keys[..., 20:] *= 3
+    queries = torch.randn(64, KV_HEADS * GROUP, DIM, generator=generator)
+    queries[..., 20:] *= 0.01
+    moment = query_moment(queries[:32], KV_HEADS)
+    torch.testing.assert_close(
+        moment.diagonal(dim1=1, dim2=2).sum(-1), torch.full((KV_HEADS,), DIM).double()
+    )
+    assert errors(keys, queries[32:], None) > 0.5
+    assert errors(keys, queries[32:], moment) < 0.2
+
+
+def test_leading_directions_are_known_sixteen_times_as_well() -> None:
+    generator = torch.Generator().manual_seed(2)
+    keys = torch.randn(1024, KV_HEADS, DIM, generator=generator) * 1e-4
+    keys[..., :REFINED] = torch.randn(1024, KV_HEADS, REFINED, generator=generator)
+    queries = torch.randn(8, KV_HEADS * GROUP, DIM, generator=generator)
+    step = 1 / STEPS_PER_SIGMA / 16
+    assert 0.8 < errors(keys, queries, None) / (step / 12**0.5) < 1.2
 
 
 def test_bases_depend_on_the_epoch_alone() -> None:

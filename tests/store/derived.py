@@ -18,7 +18,7 @@ SHAPE = KVShape(num_layers=2, num_kv_heads=2, head_dim=64, kv_dtype="bfloat16")
 IDS = make_ids(1900, seed=3)
 
 
-def plain_layer(keys: KVArray) -> LayerIndex:
+def plain_layer(layer: int, keys: KVArray) -> LayerIndex:
     """An index of the right shape that depends on the keys, without torch."""
     num_tokens, num_kv, head_dim = keys.shape
     codes = np.zeros((num_kv, -(-num_tokens // 256) * 128, 32), np.uint8)
@@ -26,7 +26,6 @@ def plain_layer(keys: KVArray) -> LayerIndex:
     return LayerIndex(
         centre=np.zeros((num_kv, head_dim), np.float32),
         axes=np.zeros((num_kv, head_dim, 32), np.float32),
-        steps=np.ones((num_kv, 32), np.float32),
         codes=codes,
     )
 
@@ -34,9 +33,9 @@ def plain_layer(keys: KVArray) -> LayerIndex:
 def slowly(delay_s: float) -> Callable[[KVArray], LayerIndex]:
     """`plain_layer`, so late that another process comes in between."""
 
-    def make(keys: KVArray) -> LayerIndex:
+    def make(layer: int, keys: KVArray) -> LayerIndex:
         time.sleep(delay_s)
-        return plain_layer(keys)
+        return plain_layer(layer, keys)
 
     return make
 

@@ -24,7 +24,7 @@ ROW = SHAPE.row_bytes  # 256: a unit is 16 tokens
 REGION = -(-1900 * ROW // 4096) * 4096
 
 
-def make_layer(keys):
+def make_layer(layer, keys):
     return make_layer_index(as_tensor(keys).clone())
 
 
@@ -50,7 +50,7 @@ def test_they_are_found_by_the_next_process(entry):
     segment = entry.segments[0]
     assert has_index(segment)
     layer = entry.pieces[0].index(1)
-    codes = make_layer(segment.rows(1, KEYS)).codes
+    codes = make_layer(1, segment.rows(1, KEYS)).codes
     assert np.array_equal(layer.codes, codes)
     assert not layer.codes.flags.writeable
     sizes = sum(path_of(entry, name).stat().st_size for name in DERIVED_FILES)
@@ -121,6 +121,18 @@ def test_a_damaged_index_is_refused_and_no_index_is_used(store, entry):
             has_index(opened.segments[0])
 
 
+def test_an_index_of_another_version_is_as_good_as_none(store, entry):
+    path = path_of(entry, "index.bin")
+    good = path.read_bytes()
+    path.write_bytes(good[:8] + (1).to_bytes(8, "little") + good[16:-4096])
+    with reopened(store) as opened:
+        assert not has_index(opened.segments[0])
+        assert opened.pieces[0].index(0) is None
+        derive(opened.segments[0], make_layer)
+        assert has_index(opened.segments[0])
+    assert path.read_bytes() == good
+
+
 def test_another_segments_files_are_refused(store, entry):
     other, _ = build(store, make_ids(1900, seed=4), shape=SHAPE)
     with other:
@@ -183,12 +195,12 @@ def test_others_clean_up_while_they_are_written(store, root):
     segment, own = built.segments[0], []
     (segment.directory / f".tmp-{'0' * 16}").write_bytes(b"left by a run that was killed")
 
-    def make(keys):
+    def make(layer, keys):
         own.append(temporary_files(segment))
         Store(root).prune()
         with Store(root).begin(KEY, SHAPE, make_ids(300), prefill_block=512, name="other"):
             own.append(temporary_files(segment))
-        return make_layer(keys)
+        return make_layer(layer, keys)
 
     with built:
         derive(segment, make)

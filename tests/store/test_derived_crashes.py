@@ -44,7 +44,7 @@ def assert_usable(store):
         entry.pieces[0].check_rows(1, 0, np.arange(0, 1900, 31))
         index = entry.pieces[0].index(1)
         if index is not None:
-            good = plain_layer(entry.segments[0].rows(1, 0))
+            good = plain_layer(1, entry.segments[0].rows(1, 0))
             assert np.array_equal(index.codes, good.codes)
         return whole
 

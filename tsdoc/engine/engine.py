@@ -12,6 +12,7 @@ from tsdoc.engine.commits import Commits
 from tsdoc.engine.decoder import DecoderPart
 from tsdoc.engine.forward import Runner, chunk_bounds
 from tsdoc.engine.generate import Generation, GenerationConfig
+from tsdoc.engine.query_moments import find_query_moment
 from tsdoc.engine.selection_cache import MAX_HITS
 from tsdoc.engine.team import ALONE, Team
 from tsdoc.errors import UsageError
@@ -69,7 +70,7 @@ class Engine:
                 hint=f"Lower top_k by {needed - window} or choose a model with a longer window.",
             )
         self._budget, self._needed = budget, needed
-        self.index = IndexWatch(index) if index is not None else None
+        self.index = IndexWatch(index, self.query_moment) if index is not None else None
         positions = max(needed, selection.n_local + chunk)
         config = decoder.config
         self.backend = backend or TorchBackend(num_kv_heads=config.num_kv_heads)
@@ -146,7 +147,17 @@ class Engine:
             return
         if self.index.config.applies(self.runner.selection, piece.capacity):
             layers = range(self.runner.decoder.config.num_layers)
-            piece.set_index([make_layer_index(as_tensor(piece.keys(layer))) for layer in layers])
+            piece.set_index(
+                [
+                    make_layer_index(as_tensor(piece.keys(layer)), self.query_moment(layer))
+                    for layer in layers
+                ]
+            )
+
+    def query_moment(self, layer: int) -> torch.Tensor:
+        """What a layer's selections ask about; see `tsdoc.engine.query_moments`."""
+        runner = self.runner
+        return find_query_moment(runner.decoder, layer, runner.rope, runner.selection.n_local)
 
     def generate(
         self,

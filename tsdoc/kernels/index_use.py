@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from tsdoc.kernels.index import QueryMoments
 
 WORTHWHILE = 4  # times as many tokens as candidates, or all are scored
 
@@ -55,10 +58,12 @@ class IndexWatch:
 
     Args:
         config: Floor and sampling.
+        moments: Of the model, for an index that is made while it is used.
     """
 
-    def __init__(self, config: IndexConfig) -> None:
+    def __init__(self, config: IndexConfig, moments: QueryMoments | None = None) -> None:
         self.config = config
+        self.moments = moments
         self._count = 0
         self._shares: dict[int, list[float]] = {}
 

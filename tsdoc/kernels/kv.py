@@ -25,13 +25,11 @@ class LayerIndex:
     Attributes:
         centre: [num_kv_heads, head_dim] float32.
         axes: [num_kv_heads, head_dim, rank] float32.
-        steps: [num_kv_heads, rank] float32.
         codes: [num_kv_heads, num_pages · 128, rank] uint8; pages are counted from the first token.
     """
 
     centre: npt.NDArray[np.float32]
     axes: npt.NDArray[np.float32]
-    steps: npt.NDArray[np.float32]
     codes: npt.NDArray[np.uint8]
 
 

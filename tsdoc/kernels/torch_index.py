@@ -16,7 +16,6 @@ from tsdoc.kernels.index import (
     LEVELS,
     PAGE,
     RANK,
-    IndexBasis,
     build,
     find_basis,
     query_weights,
@@ -32,16 +31,20 @@ ExactScores = Callable[[torch.Tensor], torch.Tensor]
 """Scaled scores [num_qo_heads, n] of the keys at positions [n], ascending."""
 
 
-def make_layer_index(keys: torch.Tensor) -> LayerIndex:
-    """Makes one layer's index from its keys [num_tokens, num_kv_heads, head_dim]."""
+def make_layer_index(keys: torch.Tensor, moment: torch.Tensor | None = None) -> LayerIndex:
+    """Makes one layer's index.
+
+    Args:
+        keys: [num_tokens, num_kv_heads, head_dim].
+        moment: The layer's, see `tsdoc.kernels.index.query_moment`.
+    """
     num_tokens, num_kv, _ = keys.shape
-    basis = find_basis(keys[sample_positions(num_tokens)])
+    basis = find_basis(keys[sample_positions(num_tokens)], moment)
     codes = torch.zeros(num_kv, -(-num_tokens // PAGE) * HALF, RANK, dtype=torch.uint8)
     build(lambda first, last: keys[first:last], basis, codes, 0, num_tokens)
     return LayerIndex(
         centre=basis.centre.numpy(),
         axes=basis.axes.numpy(),
-        steps=basis.steps.numpy(),
         codes=codes.numpy(),
     )
 
@@ -55,12 +58,8 @@ class _Scores:
     """
 
     def __init__(self, piece: KVPiece, index: LayerIndex, query: torch.Tensor) -> None:
-        basis = IndexBasis(
-            centre=torch.tensor(index.centre),
-            axes=torch.tensor(index.axes),
-            steps=torch.tensor(index.steps),
-        )
-        weights, self.offsets = (part[0] for part in query_weights(query[None], basis))
+        axes, centre = torch.tensor(index.axes), torch.tensor(index.centre)
+        weights, self.offsets = (part[0] for part in query_weights(query[None], axes, centre))
         num_kv, num_rows, _ = index.codes.shape
         weights = weights.view(num_kv, -1, RANK)
         width = TILE_PAGES * HALF

@@ -127,6 +127,7 @@ class TritonCache:
         parts = self._parts
         index = None
         if self._index is not None and self._index.config.applies(self._config, position):
+            parts.index.moments = self._index.moments
             parts.index.cover(position)
             index = (parts.index, self._index.config)
         setup = make_setup(

@@ -7,9 +7,11 @@ import torch
 from tsdoc.errors import ResourceError
 from tsdoc.kernels.index import (
     HALF,
+    NO_KEY,
     PAGE,
     RANK,
     IndexBasis,
+    QueryMoments,
     build,
     epoch_end,
     find_basis,
@@ -28,13 +30,15 @@ class DeviceIndex:
 
     Attributes:
         codes: Per layer [num_kv_heads, num_pages · 128, RANK] uint8, by position.
-        axes: Per layer [num_kv_heads, head_dim, RANK] float32, axes times steps.
+        axes: Per layer [num_kv_heads, head_dim, RANK] float32.
         centres: Per layer [num_kv_heads, head_dim] float32.
         covered: Positions [0, covered) are in it.
+        moments: The model's; None if every direction is asked about alike.
     """
 
     def __init__(self, pool: PagePool) -> None:
         self._pool = pool
+        self.moments: QueryMoments | None = None
         self._epoch = 0
         self._bases: list[IndexBasis] = []
         self.codes: list[torch.Tensor] = []
@@ -85,7 +89,8 @@ class DeviceIndex:
         layers = range(len(pool.keys))
         try:
             self.codes = [
-                torch.zeros(num_kv, rows, RANK, dtype=torch.uint8, device=device) for _ in layers
+                torch.full((num_kv, rows, RANK), NO_KEY, dtype=torch.uint8, device=device)
+                for _ in layers
             ]
         except torch.OutOfMemoryError as error:
             raise ResourceError(
@@ -103,9 +108,12 @@ class DeviceIndex:
         slots = slots_of(pool.page_table, positions)
         device = pool.page_table.device
         slots = slots.to(pool.keys[0].device)
-        self._bases = [find_basis(keys[slots].to(device)) for keys in pool.keys]
+        self._bases = [
+            find_basis(keys[slots].to(device), self.moments and self.moments(layer))
+            for layer, keys in enumerate(pool.keys)
+        ]
         for basis, axes, centre in zip(self._bases, self.axes, self.centres, strict=True):
-            axes.copy_(basis.scaled_axes)
+            axes.copy_(basis.axes)
             centre.copy_(basis.centre)
 
     def _encode(self, layer: int, codes: torch.Tensor, start: int, end: int) -> None:

@@ -10,6 +10,8 @@ from tsdoc.progress import Reporter
 from tsdoc.terminal import format_bytes
 
 if TYPE_CHECKING:
+    from tsdoc.engine.engine import Engine
+    from tsdoc.kernels.kv import KVArray, LayerIndex
     from tsdoc.store import Entry, Store
     from tsdoc.store.pages import Segment
 
@@ -21,6 +23,7 @@ def prepare_index(
     store: Store,
     reporter: Reporter,
     repair: Callable[[CorruptPageError], None],
+    make_engine: Callable[[], Engine],
 ) -> bool:
     """Gives every long segment of an entry its key index and fine checksums.
 
@@ -31,12 +34,13 @@ def prepare_index(
         store: Whose budget they count towards.
         reporter: Hears of damaged ones, and why there are none.
         repair: Computes what a damaged page held.
+        make_engine: Loads the model, whose queries the index is made for.
 
     Returns:
         Whether the entry has long segments, and all of them have theirs.
     """
     long = [s for s in entry.segments if s.info.end - s.info.start >= MIN_TOKENS]
-    done = [_prepare(segment, store, reporter, repair) for segment in long]
+    done = [_prepare(segment, store, reporter, repair, make_engine) for segment in long]
     return bool(done) and all(done)
 
 
@@ -45,6 +49,7 @@ def _prepare(
     store: Store,
     reporter: Reporter,
     repair: Callable[[CorruptPageError], None],
+    make_engine: Callable[[], Engine],
 ) -> bool:
     from tsdoc.store.derive import derive, derived_bytes, has_index, is_derivable
 
@@ -67,9 +72,14 @@ def _prepare(
     from tsdoc.kernels.piece_rows import as_tensor
     from tsdoc.kernels.torch_index import make_layer_index
 
+    engine = make_engine()
+
+    def make_layer(layer: int, keys: KVArray) -> LayerIndex:
+        return make_layer_index(as_tensor(keys), engine.query_moment(layer))
+
     while True:
         try:
-            derive(segment, lambda keys: make_layer_index(as_tensor(keys)))
+            derive(segment, make_layer)
             return True
         except CorruptPageError as error:
             repair(error)

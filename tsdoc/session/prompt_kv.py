@@ -118,4 +118,5 @@ class KeptPrompt:
             job.store,
             job.reporter,
             lambda error: job.repair(self._engines.make(entry.num_tokens), error, entry),
+            lambda: self._engines.make(entry.num_tokens),
         )

@@ -18,8 +18,8 @@ from tsdoc.store.pages import Segment
 from tsdoc.store.replacing import drop_temporary, replacing, write_all
 from tsdoc.store.units import UNITS_FILE, hash_units, seal_page, units_header
 
-MakeLayer = Callable[[KVArray], LayerIndex]
-"""Makes one layer's index from its keys [num_tokens, num_kv_heads, head_dim]."""
+MakeLayer = Callable[[int, KVArray], LayerIndex]
+"""Makes one layer's index from its number and keys [num_tokens, num_kv_heads, head_dim]."""
 
 
 def derived_bytes(segment: Segment) -> int:
@@ -46,7 +46,7 @@ def derive(segment: Segment, make_layer: MakeLayer) -> None:
     def make(layer: int) -> LayerIndex:
         for kind in (KEYS, VALUES):
             tables.extend(_unit_table(segment, layer, kind))
-        return make_layer(segment.rows(layer, KEYS))
+        return make_layer(layer, segment.rows(layer, KEYS))
 
     _replace(segment.directory / INDEX_FILE, lambda fd: write_index(fd, info, make))
     _replace(segment.directory / UNITS_FILE, lambda fd: write_all(fd, memoryview(tables)))

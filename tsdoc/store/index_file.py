@@ -24,7 +24,7 @@ from tsdoc.store.files import open_file
 from tsdoc.store.segment import ALIGNMENT, SegmentInfo
 
 INDEX_FILE = "index.bin"
-VERSION = 1
+VERSION = 2
 RANK = 32
 _MAGIC = int.from_bytes(b"TSDOCIDX", "little")
 _FIXED_WORDS = 6
@@ -39,13 +39,12 @@ class IndexLayout:
 
     @property
     def shapes(self) -> tuple[tuple[tuple[int, ...], Any], ...]:
-        """Shape and type of a layer's centre, axes, steps and codes."""
+        """Shape and type of a layer's centre, axes and codes."""
         kv, dim = self.info.shape.num_kv_heads, self.info.shape.head_dim
         pages = -(-(self.info.end - self.info.start) // (2 * _HALF_PAGE))
         return (
             ((kv, dim), np.dtype("<f4")),
             ((kv, dim, RANK), np.dtype("<f4")),
-            ((kv, RANK), np.dtype("<f4")),
             ((kv, pages * _HALF_PAGE, RANK), np.dtype("u1")),
         )
 
@@ -77,7 +76,7 @@ class IndexLayout:
 
     def pack(self, layer: LayerIndex) -> bytes:
         """A layer's bytes."""
-        arrays = (layer.centre, layer.axes, layer.steps, layer.codes)
+        arrays = (layer.centre, layer.axes, layer.codes)
         data = b"".join(
             np.ascontiguousarray(array, dtype=dtype).reshape(shape).tobytes()
             for array, (shape, dtype) in zip(arrays, self.shapes, strict=True)
@@ -92,12 +91,12 @@ class IndexLayout:
             count = math.prod(shape)
             arrays.append(np.frombuffer(data, dtype, count, at).reshape(shape))
             at += count * dtype.itemsize
-        centre, axes, steps, codes = arrays
-        return LayerIndex(centre=centre, axes=axes, steps=steps, codes=codes)
+        centre, axes, codes = arrays
+        return LayerIndex(centre=centre, axes=axes, codes=codes)
 
 
 def read_index(directory: Path, info: SegmentInfo) -> tuple[LayerIndex, ...] | None:
-    """Maps and checks a segment's index; None where there is none.
+    """Maps and checks a segment's index; None where there is none, or one of another version.
 
     Raises:
         DamagedStoreError: it is not this segment's, or does not match its checksums.
@@ -111,6 +110,9 @@ def read_index(directory: Path, info: SegmentInfo) -> tuple[LayerIndex, ...] | N
     except OSError as error:
         raise DamagedStoreError(f"cannot be read ({error.strerror})", where=str(path)) from error
     try:
+        start = np.frombuffer(os.pread(fd, 16, 0).ljust(16, b"\0"), "<u8").tolist()
+        if start[0] == _MAGIC and start[1] != VERSION:
+            return None
         if os.fstat(fd).st_size != layout.num_bytes:
             raise DamagedStoreError("has another size than its segment needs", where=str(path))
         checksums = [

@@ -38,7 +38,7 @@ class IndexTuning:
 @triton.jit
 def _project_kernel(
     query_ptr,  # [num_heads, HEAD_DIM], scaled
-    axes_ptr,  # [num_kv, HEAD_DIM, RANK] float32, axes times steps
+    axes_ptr,  # [num_kv, HEAD_DIM, RANK] float32
     centre_ptr,  # [num_kv, HEAD_DIM] float32
     weights_ptr,  # [num_kv, R, RANK] int8 out
     factors_ptr,  # [num_kv, R, 2] float32 out: scale and offset
@@ -269,7 +269,7 @@ def index_votes(
 
     Args:
         query: [num_qo_heads, head_dim], times log2(e) / sqrt(head_dim).
-        axes: [num_kv_heads, head_dim, RANK] float32, the basis's axes times its steps.
+        axes: [num_kv_heads, head_dim, RANK] float32, the basis's.
         centre: [num_kv_heads, head_dim] float32.
         codes: [num_kv_heads, num_pages · 128, RANK] uint8, packed.
         meta: [1, 4] int32: init_end, local_start, num_selected, num_before.
