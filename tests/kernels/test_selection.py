@@ -27,6 +27,14 @@ def test_among_equals_the_lower_index_wins(scores: list[float], k: int) -> None:
     assert top_indices(torch.tensor(scores), k).tolist() == sorted(order[:k])
 
 
+@pytest.mark.parametrize("num_heads", [2, 7, 9, 14, 28])
+@pytest.mark.parametrize("count", [33, 100, 4119])
+def test_equal_scores_get_equal_votes_wherever_they_are(count: int, num_heads: int) -> None:
+    scores = torch.randn(num_heads, 1, generator=torch.Generator().manual_seed(2))
+    (found,) = votes(scores.repeat(1, count), CONFIG, num_selected=3, num_kv_heads=1)
+    assert (found == found[0]).all()
+
+
 @given(st.integers(0, 200), st.integers(0, 60), st.integers(1, 40), st.integers(0, 30))
 def test_chunks_cover_the_range_and_meet_at_multiples(
     start: int, length: int, size: int, origin: int

@@ -55,6 +55,20 @@ def make_cache(
     return cache, k, v
 
 
+@pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("sizes", [[33], [237], [100, 29, 1], [5000, 77]])
+@pytest.mark.parametrize("num_queries", [1, 2, 5])
+def test_equal_keys_get_equal_scores_wherever_they_are(
+    sizes: list[int], num_queries: int, kv_dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_scores, "TILE_BYTES", 1000 * 4 * KV_HEADS * DIM)
+    cache, k, _ = make_cache(sizes, kv_dtype=kv_dtype)
+    cache.write(0, 0, k[:1].repeat(len(k), 1, 1), k)
+    queries = torch.randn(num_queries, KV_HEADS * GROUP, DIM)
+    scores = cache._scores.score(0, queries, 0, len(k))
+    assert (scores == scores[..., :1]).all()
+
+
 def expected_selection(
     k: torch.Tensor, query: torch.Tensor, start: int, config: SelectionConfig
 ) -> torch.Tensor:

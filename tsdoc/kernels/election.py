@@ -14,6 +14,7 @@ from tsdoc.kernels.selection import (
     SelectionConfig,
     cast_votes,
     settle_votes,
+    sum_over_heads,
     top_indices,
     votes,
 )
@@ -171,7 +172,7 @@ class JointElection:
 
     def _add_up(self, x: torch.Tensor, num_sets: int) -> torch.Tensor:
         if num_sets == 1:
-            return x.sum(dim=0, keepdim=True)
+            return sum_over_heads(x, 1)
         sets = torch.tensor([kv + self.shard.kv[0] for kv in self.shard.kv_of_head])
         return x.new_zeros(num_sets, x.shape[1]).index_add_(0, sets, x)
 

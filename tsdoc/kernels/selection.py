@@ -124,7 +124,7 @@ def votes(
         config,
         num_selected=num_selected,
         num_heads=logits.shape[0],
-        add_up=lambda x: _sum_over_heads(x, num_sets),
+        add_up=lambda x: sum_over_heads(x, num_sets),
     )
     allowed = None if all_allowed else torch.isfinite(logits[0])
     return settle_votes(combined, allowed, config.smoothing)
@@ -183,8 +183,16 @@ def settle_votes(
     return combined
 
 
-def _sum_over_heads(x: torch.Tensor, num_sets: int) -> torch.Tensor:
-    return x.view(num_sets, -1, x.shape[-1]).sum(dim=1)
+def sum_over_heads(x: torch.Tensor, num_sets: int) -> torch.Tensor:
+    """Adds up the heads [num_heads, n] of each set, one after the other: [num_sets, n].
+
+    `torch.sum` takes another order for the last columns, which would break their ties.
+    """
+    first, *others = x.view(num_sets, x.shape[0] // num_sets, x.shape[1]).unbind(1)
+    total = first.clone()
+    for head in others:
+        total += head
+    return total
 
 
 def top_indices(scores: torch.Tensor, k: int) -> torch.Tensor:

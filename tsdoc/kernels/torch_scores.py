@@ -13,6 +13,7 @@ from tsdoc.kernels.workers import Workers
 
 VOTERS = 2  # tokens of a question whose scores each worker holds at a time: few stay in its cache
 TILE_BYTES = 2 << 20  # keys widened to float32 at a time
+KEY_UNIT = 64  # BLAS sums a key's product in another order where few keys are left over
 
 
 class TorchScores:
@@ -107,7 +108,7 @@ class TorchScores:
         rows = (grouped * head_dim**-0.5).reshape(num_kv_heads, -1, head_dim)
         logits = room[: rows.shape[:2].numel() * (end - start)]
         logits = logits.view(num_kv_heads, rows.shape[1], end - start)
-        size = max(1, TILE_BYTES // (4 * num_kv_heads * head_dim))
+        size = _filled(max(1, TILE_BYTES // (4 * num_kv_heads * head_dim)))
         tasks: list[Callable[[], None]] = []
         for piece, first, last in self._rows.covering(start, end):
             piece.check_keys(layer, first, last)
@@ -127,5 +128,19 @@ def _run_all(tasks: Sequence[Callable[[], None]]) -> None:
 
 
 def _score_tile(rows: torch.Tensor, keys: torch.Tensor, out: torch.Tensor) -> None:
-    """Puts `rows` [num_kv_heads, num_rows, head_dim] times `keys` [num_keys, …] into `out`."""
-    out.copy_(torch.bmm(rows, keys.float().permute(1, 2, 0)))
+    """Puts `rows` [num_kv_heads, num_rows, head_dim] times `keys` [num_keys, …] into `out`.
+
+    Equal keys get equal scores, wherever they are: their ties go to the lower index.
+    """
+    num_keys = keys.shape[0]
+    if num_keys % KEY_UNIT == 0:
+        out.copy_(torch.bmm(rows, keys.float().permute(1, 2, 0)))
+        return
+    filled = rows.new_empty(_filled(num_keys), *keys.shape[1:])
+    filled[:num_keys] = keys
+    filled[num_keys:] = 0.0
+    out.copy_(torch.bmm(rows, filled.permute(1, 2, 0))[..., :num_keys])
+
+
+def _filled(num_keys: int) -> int:
+    return -(-num_keys // KEY_UNIT) * KEY_UNIT
