@@ -31,7 +31,6 @@ HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 KEEPERS: dict[str, Callable[..., HotRows | None]] = {
     "as built": HotRows,
     "keys fetched first": functools.partial(HotRows, fetches_first=True),
-    "values fetched ahead": functools.partial(HotRows, fetches_ahead=True),
     "no rows kept": lambda *what: None,
 }
 

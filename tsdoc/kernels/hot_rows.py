@@ -13,7 +13,6 @@ from tsdoc.kernels.triton.hot_rows import (
     VALUES_FOUND,
     VALUES_WANTED,
     HotLayer,
-    ahead_sizes,
     keep_recent,
 )
 
@@ -26,7 +25,6 @@ class HotRows:
         config: Selection settings.
         num_candidates: How many the key index is asked for; an eighth more are kept.
         fetches_first: See `HotLayer`.
-        fetches_ahead: Whether values are fetched while the candidates are compared.
     """
 
     def __init__(
@@ -36,7 +34,6 @@ class HotRows:
         num_candidates: int,
         *,
         fetches_first: bool = False,
-        fetches_ahead: bool = False,
     ) -> None:
         self._pool, self._config = pool, config
         device, dtype = pool.page_table.device, pool.keys[0].dtype
@@ -54,11 +51,6 @@ class HotRows:
         candidates = zeros(num_layers, 2, num_kept)
         selected = zeros(num_layers, 2, config.top_k)
         places = zeros(config.top_k)
-        num_lines, num_ahead = ahead_sizes(2 * num_candidates, config.top_k)
-        lines = zeros(num_lines)
-        ahead = None
-        if fetches_ahead:
-            ahead = torch.empty(num_ahead, *row, dtype=dtype, device=device)
         self._state = zeros(num_layers, STATE_SIZE)
         self.layers = [
             HotLayer(
@@ -69,8 +61,6 @@ class HotRows:
                 candidates=candidates[layer],
                 selected=selected[layer],
                 places=places,
-                ahead=ahead,
-                lines=lines,
                 state=self._state[layer],
                 fetches_first=fetches_first,
             )

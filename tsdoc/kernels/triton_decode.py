@@ -205,7 +205,6 @@ class DecodeSteps:
                 query, votes, projected, keys, pool.page_table, codes, self._meta, self._skip,
                 self._space, self._tickets, room=2 * self._num_candidates, top_k=config.top_k,
                 hot=None if self.hot is None else self.hot.layers[layer],
-                values=pool.values[layer],
             )  # fmt: skip
         votes = decode_votes(
             query, pool.keys[layer], pool.page_table, self._meta, self._skip, self._space,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 import pytest
 import torch
@@ -152,32 +151,6 @@ def test_rows_beyond_what_is_kept_are_read_where_they_are(
         resident, hosted = steps.step(query + 0.2 * steps.query())
         assert torch.equal(resident, hosted)
     assert 0 < steps.counts()["keys_found"] <= 2 * 2 * 5
-
-
-def test_values_fetched_while_candidates_are_compared_are_the_same(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of eight candidates at a time the best two."""
-    import tsdoc.kernels.triton.hot_rows as sizes
-    import tsdoc.kernels.triton.index_rescore as rescore
-    import tsdoc.kernels.triton_decode as module
-
-    for kernels in (sizes, rescore):
-        monkeypatch.setattr(kernels, "BLOCK_A", 8)
-    ahead = functools.partial(module.HotRows, fetches_ahead=True)
-    monkeypatch.setattr(module, "HotRows", ahead)
-    steps = Steps(device, None, None)
-    query = steps.query()
-    for number in range(4):
-        query = query + 0.2 * steps.query() if number < 3 else steps.query()
-        resident, hosted = steps.step(query)
-        assert torch.equal(resident, hosted)
-        hot = steps.answers[1][1]._current().hot
-        assert hot is not None
-        layer = hot.layers[1]
-        chosen = layer.lines[layer.places.long()] >= 0
-        assert number in (1, 2) or chosen.any()
-    assert 0 < steps.counts()["values_found"] < steps.counts()["values_wanted"]
 
 
 @triton.jit

@@ -37,10 +37,6 @@ class HotLayer:
         candidates: [2, num_kept] int32, ascending positions of `keys`.
         selected: [2, top_k] int32, ascending positions of `values`.
         places: [top_k] int32: which candidate each selected position is; shared by all layers.
-        ahead: [num_ahead, num_kv_heads, head_dim]: values of candidates that are chosen almost for
-            sure, fetched while the others are compared; shared by all layers.
-        lines: [2 · num_candidates] int32, by candidate: where in `ahead` its values are, or -1;
-            shared by all layers.
         state: [STATE_SIZE] int32.
         fetches_first: Whether a kernel of its own brings the candidates' keys here.
     """
@@ -52,23 +48,8 @@ class HotLayer:
     candidates: torch.Tensor
     selected: torch.Tensor
     places: torch.Tensor
-    ahead: torch.Tensor | None
-    lines: torch.Tensor
     state: torch.Tensor
     fetches_first: bool
-
-
-BLOCK_A = 128  # candidates of one program that compares them
-
-
-def num_sure(room: int, top_k: int) -> int:
-    """Of BLOCK_A candidates, how many are chosen almost for sure: half of what is expected."""
-    return max(1, BLOCK_A * top_k // room)
-
-
-def ahead_sizes(room: int, top_k: int) -> tuple[int, int]:
-    """Lengths of `lines` and `ahead` of a `HotLayer` for `room` candidates."""
-    return room, triton.cdiv(room, BLOCK_A) * padded(num_sure(room, top_k))
 
 
 @triton.jit
@@ -84,58 +65,6 @@ def find(list_ptr, number, wanted, STEPS: tl.constexpr):
         high = tl.where(is_less, high, middle)
     there = tl.load(list_ptr + low, mask=low < number, other=-1)
     return tl.where(there == wanted, low, -1)
-
-
-@triton.jit
-def list_sure(
-    votes, inside, positions, places, selected_ptr, state_ptr, top_k, lines_ptr, list_ptr,
-    BLOCK: tl.constexpr, SURE: tl.constexpr, PAD: tl.constexpr, STEPS: tl.constexpr,
-):  # fmt: skip
-    """Lists the SURE best of a block of candidates, as far as the last step selected others.
-
-    Args:
-        votes: [BLOCK] float32.
-        inside: [BLOCK], which there are.
-        positions: [BLOCK] int32.
-        places: [BLOCK] int32: which candidates they are.
-        selected_ptr: See `HotLayer`.
-        state_ptr: See `HotLayer`; not yet this step's.
-        top_k: Length of a set of `selected`.
-        lines_ptr: See `HotLayer`, written.
-        list_ptr: [num_programs, PAD] int32: positions or -1, written.
-        BLOCK: Candidates of the block.
-        SURE: How many of them.
-        PAD: SURE or more, a power of two.
-        STEPS: See `find`.
-    """
-    lanes = tl.arange(0, BLOCK)
-    better = votes[None, :] > votes[:, None]
-    better = better | ((votes[None, :] == votes[:, None]) & (lanes[None, :] < lanes[:, None]))
-    rank = tl.sum((better & inside[None, :]).to(tl.int32), 1)
-    old = tl.load(state_ptr)
-    found = find(selected_ptr + old * top_k, tl.load(state_ptr + 3 + old), positions, STEPS)
-    is_new = inside & (rank < SURE) & (found < 0)
-    base = tl.program_id(0) * PAD
-    tl.store(list_ptr + base + tl.arange(0, PAD), tl.full([PAD], -1, tl.int32))
-    tl.debug_barrier()
-    tl.store(list_ptr + base + rank, positions, mask=is_new)
-    tl.store(lines_ptr + places, tl.where(is_new, base + rank, -1), mask=inside)
-
-
-@triton.jit
-def fetch_sure(
-    values_ptr, page_table_ptr, list_ptr, ahead_ptr,
-    ROW: tl.constexpr, BLOCK_ROW: tl.constexpr, PAD: tl.constexpr, PAGE: tl.constexpr,
-):  # fmt: skip
-    """Brings the values of what this program has listed to the device."""
-    lines = tl.program_id(0) * PAD + tl.arange(0, PAD)
-    positions = tl.load(list_ptr + lines)
-    there = positions >= 0
-    slots = masked_rows(page_table_ptr, positions, there, PAGE)
-    columns = tl.arange(0, BLOCK_ROW)
-    mask = there[:, None] & (columns < ROW)[None, :]
-    v = tl.load(values_ptr + slots[:, None] * ROW + columns[None, :], mask=mask)
-    tl.store(ahead_ptr + lines.to(tl.int64)[:, None] * ROW + columns[None, :], v, mask=mask)
 
 
 @triton.jit(do_not_specialize=["position", "n_init", "n_local"])
@@ -290,8 +219,6 @@ def _gather_hot_kernel(
     hot_keys_ptr,  # [2, num_kept, NUM_KV, HEAD_DIM]
     hot_values_ptr,  # [2, top_k, NUM_KV, HEAD_DIM]
     selected_ptr,  # [2, top_k] int32
-    ahead_ptr,  # [num_ahead, NUM_KV, HEAD_DIM], where HAS_AHEAD
-    lines_ptr,  # by candidate: int32 row of `ahead`, or -1
     state_ptr,  # see HotLayer
     meta_ptr,  # [1, 4] int32: init_end, local_start, num_selected, num_before
     ends_ptr,  # [1] int32
@@ -311,7 +238,6 @@ def _gather_hot_kernel(
     BLOCK_H: tl.constexpr,
     BLOCK: tl.constexpr,
     STEPS: tl.constexpr,
-    HAS_AHEAD: tl.constexpr,
     PAGE: tl.constexpr,
 ):
     if tl.load(skip_ptr) != 0:
@@ -337,10 +263,6 @@ def _gather_hot_kernel(
     found = find(selected_ptr + old * top_k, num_old, positions, STEPS)
     is_found = is_chosen & (found >= 0)
     is_new = is_chosen & (found < 0)
-    is_read = is_new
-    if HAS_AHEAD:
-        line = tl.load(lines_ptr + places, mask=is_new, other=-1)
-        is_read = is_new & (line < 0)
     slots = masked_rows(page_table_ptr, positions, is_chosen, PAGE)
     host = (slots * NUM_KV + heads) * HEAD_DIM
     local = local_start + chosen - num_selected
@@ -352,17 +274,11 @@ def _gather_hot_kernel(
     # Values first: they are what crosses the bus.
     dims = tl.arange(0, BLOCK_D)
     within = (dims < HEAD_DIM)[None, :]
-    v_host = tl.load(values_ptr + host[:, None] + dims[None, :], mask=is_read[:, None] & within)
+    v_host = tl.load(values_ptr + host[:, None] + dims[None, :], mask=is_new[:, None] & within)
     v_found = tl.load(
         hot_values_ptr + again[:, None] + dims[None, :], mask=is_found[:, None] & within
     )
     v_near = tl.load(recent_v_ptr + near[:, None] + dims[None, :], mask=is_recent[:, None] & within)
-
-    if HAS_AHEAD:
-        line = (line.to(tl.int64) * NUM_KV + heads) * HEAD_DIM
-        mask = (is_new & (is_read == 0))[:, None] & within
-        v_ahead = tl.load(ahead_ptr + line[:, None] + dims[None, :], mask=mask)
-        v_host = tl.where(mask, v_ahead, v_host)
 
     HALF: tl.constexpr = HEAD_DIM // 2
     half = tl.arange(0, BLOCK_H)
@@ -444,8 +360,8 @@ def gather_hot(
     top_k, num_kept = hot.selected.shape[1], hot.candidates.shape[1]
     _gather_hot_kernel[(triton.cdiv(num_rows * num_kv, block),)](
         keys, values, page_table, chosen, hot.places, hot.recent_k, hot.recent_v, hot.keys,
-        hot.values, hot.selected, hot.ahead, hot.lines, hot.state, meta, ends, k, v, rope.cos,
-        rope.sin, skip, num_rows, num_kept, top_k, n_init, n_local, NUM_KV=num_kv,
-        HEAD_DIM=head_dim, BLOCK_D=padded(head_dim), BLOCK_H=padded(head_dim // 2), BLOCK=block,
-        STEPS=top_k.bit_length(), HAS_AHEAD=hot.ahead is not None, PAGE=PAGE_SIZE,
+        hot.values, hot.selected, hot.state, meta, ends, k, v, rope.cos, rope.sin, skip, num_rows,
+        num_kept, top_k, n_init, n_local, NUM_KV=num_kv, HEAD_DIM=head_dim,
+        BLOCK_D=padded(head_dim), BLOCK_H=padded(head_dim // 2), BLOCK=block,
+        STEPS=top_k.bit_length(), PAGE=PAGE_SIZE,
     )  # fmt: skip

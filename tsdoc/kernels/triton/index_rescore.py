@@ -14,15 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tsdoc.kernels.triton.hot_rows import (
-    BLOCK_A,
-    HotLayer,
-    fetch_keys,
-    fetch_sure,
-    find,
-    list_sure,
-    num_sure,
-)
+from tsdoc.kernels.triton.hot_rows import HotLayer, fetch_keys, find
 from tsdoc.kernels.triton.index_scan import Projected
 from tsdoc.kernels.triton.threshold import arrives_last, ordered
 from tsdoc.kernels.triton.tiles import PAGE_SIZE, masked_rows, padded, precision
@@ -246,27 +238,13 @@ def _choose_kernel(
     out_ptr,  # [top_k] int32
     places_ptr,  # [top_k] int32: which candidates those are, where HAS_HOT
     state_ptr,  # see HotLayer
-    values_ptr,  # [num_slots, ROW] pool, where HAS_AHEAD
-    page_table_ptr,  # [num_pages] int32
-    selected_ptr,  # [2, top_k] int32
-    ahead_ptr,  # [num_programs · PAD, ROW]
-    lines_ptr,  # [room] int32
-    list_ptr,  # [num_programs, PAD] int32
     tickets_ptr,  # [1] int32
     meta_ptr,  # [1, 4] int32: init_end, local_start, num_selected, num_before
     skip_ptr,  # int32
     room,
-    top_k,
     HEADS: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     HAS_HOT: tl.constexpr,
-    HAS_AHEAD: tl.constexpr,
-    SURE: tl.constexpr,
-    PAD: tl.constexpr,
-    STEPS: tl.constexpr,
-    ROW: tl.constexpr,
-    BLOCK_ROW: tl.constexpr,
-    PAGE: tl.constexpr,
     BLOCK: tl.constexpr,
     SIZE: tl.constexpr,
 ):
@@ -284,12 +262,6 @@ def _choose_kernel(
         votes = tl.sum(tl.exp2(logits - lse[:, None]), 0)
         keys = ordered(votes, inside).to(tl.int32, bitcast=True)
         tl.store(keys_ptr + places, keys, mask=inside)
-        if HAS_AHEAD:
-            positions = tl.load(positions_ptr + places, mask=inside, other=0)
-            list_sure(
-                votes, inside, positions, places, selected_ptr, state_ptr, top_k, lines_ptr,
-                list_ptr, BLOCK, SURE, PAD, STEPS,
-            )  # fmt: skip
     if arrives_last(tickets_ptr, tl.num_programs(0)):
         k = tl.load(meta_ptr + 2)
         if k > 0:
@@ -300,14 +272,6 @@ def _choose_kernel(
             )  # fmt: skip
         if HAS_HOT:  # what this step has kept is from now on the last
             tl.store(state_ptr, 1 - tl.load(state_ptr))
-        if HAS_AHEAD:
-            tl.store(lines_ptr + places, tl.full([BLOCK], -1, tl.int32), mask=places < number)
-    else:  # while the last program chooses
-        if HAS_AHEAD:
-            if tl.program_id(0) * BLOCK < number:
-                fetch_sure(
-                    values_ptr, page_table_ptr, list_ptr, ahead_ptr, ROW, BLOCK_ROW, PAD, PAGE
-                )
 
 
 def select_candidates(
@@ -325,7 +289,6 @@ def select_candidates(
     room: int,
     top_k: int,
     hot: HotLayer | None = None,
-    values: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The best num_selected positions by exact votes of the candidates with the best `votes`.
 
@@ -344,7 +307,6 @@ def select_candidates(
         top_k: Largest num_selected.
         hot: Rows of `keys` on the device, of which none is read again; receives the candidates'
             keys, and which of them were chosen. None where `keys` are on the device.
-        values: Like `keys`; goes with `hot`.
 
     Returns:
         [1, 1, top_k] int32 ascending positions, num_selected of them written.
@@ -383,16 +345,9 @@ def select_candidates(
     )  # fmt: skip
     out = torch.empty(1, 1, top_k, dtype=torch.int32, device=device)
     vote_keys = torch.empty(room, dtype=torch.int32, device=device)
-    num_blocks, sure = triton.cdiv(room, BLOCK_A), num_sure(room, top_k)
-    has_ahead = hot is not None and hot.ahead is not None
-    listed = torch.empty(num_blocks * padded(sure), dtype=torch.int32, device=device)
-    _choose_kernel[(num_blocks,)](
+    _choose_kernel[(triton.cdiv(room, 128),)](
         logits, lse, positions, number, vote_keys, out, hot.places if hot else None,
-        hot.state if hot else None, values if has_ahead else None, page_table,
-        *((hot.selected, hot.ahead, hot.lines) if hot else (None, None, None)), listed,
-        space.tickets[1], meta, skip, room, top_k, HEADS=num_heads, BLOCK_HEADS=padded(num_heads),
-        HAS_HOT=hot is not None, HAS_AHEAD=has_ahead, SURE=sure, PAD=padded(sure),
-        STEPS=top_k.bit_length(), ROW=num_kv * head_dim, BLOCK_ROW=padded(num_kv * head_dim),
-        PAGE=PAGE_SIZE, BLOCK=BLOCK_A, SIZE=BLOCK, num_warps=8,
+        hot.state if hot else None, space.tickets[1], meta, skip, room, HEADS=num_heads,
+        BLOCK_HEADS=padded(num_heads), HAS_HOT=hot is not None, BLOCK=128, SIZE=BLOCK, num_warps=8,
     )  # fmt: skip
     return out
