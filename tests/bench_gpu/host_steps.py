@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
@@ -26,11 +24,9 @@ from tsdoc.kernels.triton_backend import TritonBackend
 
 PROFILED = 8
 LEAST_MS = 0.02  # of a step: kernels that take less are left out
-HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 # What keeps rows on the device, by name.
 KEEPERS: dict[str, Callable[..., HotRows | None]] = {
     "as built": HotRows,
-    "keys fetched first": functools.partial(HotRows, fetches_first=True),
     "no rows kept": lambda *what: None,
 }
 
@@ -99,12 +95,8 @@ def fill_from_device(pool: PagePool) -> None:
 
 def host_steps(decoder: FusedDecoder, num_tokens: int, cap: int) -> list[Row]:
     """Milliseconds per token, resident and from host memory, without a prefill."""
-    pages = HUGE_PAGES.read_text().strip() if HUGE_PAGES.exists() else "unknown"
-    rows: list[Row] = [{"what": "huge pages of the system", "setting": pages}]
-    rows += _variants(decoder, num_tokens, None, "resident", ["as built"])
+    rows = _variants(decoder, num_tokens, None, "resident", ["as built"])
     rows += _variants(decoder, num_tokens, cap, "from the host", list(KEEPERS))
-    with patch("tsdoc.kernels.host_pool._ask_for_huge_pages", lambda *where: None):
-        rows += _variants(decoder, num_tokens, cap, "from plain pages", ["as built"])
     torch.cuda.set_per_process_memory_fraction(1.0)
     return rows
 

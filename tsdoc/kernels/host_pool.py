@@ -7,8 +7,6 @@ device: while one layer computes, the next one's keys are on their way.
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 import weakref
 from collections.abc import Sequence
 
@@ -17,7 +15,6 @@ import torch
 from tsdoc.errors import ResourceError
 
 PAGE_SIZE = 256
-HUGE_PAGE = 2 << 20
 
 
 def host_tensor(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -33,7 +30,6 @@ def host_tensor(shape: Sequence[int], dtype: torch.dtype, device: torch.device) 
     # Not torch's own pinned memory, whose sizes are rounded up to powers of two.
     runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch gives it no types
     address = tensor.data_ptr()
-    _ask_for_huge_pages(address, size)
     status = int(runtime.cudaHostRegister(address, size, 0))
     if status:
         raise ResourceError(
@@ -42,16 +38,6 @@ def host_tensor(shape: Sequence[int], dtype: torch.dtype, device: torch.device) 
         )
     weakref.finalize(tensor.untyped_storage(), runtime.cudaHostUnregister, address)
     return tensor
-
-
-def _ask_for_huge_pages(address: int, size: int) -> None:
-    """Before memory is touched: the device's scattered reads meet fewer pages, if this helps."""
-    advice = getattr(mmap, "MADV_HUGEPAGE", None)
-    first = -(-address // HUGE_PAGE) * HUGE_PAGE
-    if advice is None or first >= address + size:
-        return
-    length = ctypes.c_size_t(address + size - first)
-    ctypes.CDLL(None).madvise(ctypes.c_void_p(first), length, ctypes.c_int(advice))
 
 
 class KeyStage:

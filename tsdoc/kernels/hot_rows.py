@@ -24,7 +24,6 @@ class HotRows:
         pool: K and V, in host memory.
         config: Selection settings.
         num_candidates: How many the key index is asked for; an eighth more are kept.
-        fetches_first: See `HotLayer`.
     """
 
     def __init__(
@@ -32,8 +31,6 @@ class HotRows:
         pool: PagePool,
         config: SelectionConfig,
         num_candidates: int,
-        *,
-        fetches_first: bool = False,
     ) -> None:
         self._pool, self._config = pool, config
         device, dtype = pool.page_table.device, pool.keys[0].dtype
@@ -62,7 +59,6 @@ class HotRows:
                 selected=selected[layer],
                 places=places,
                 state=self._state[layer],
-                fetches_first=fetches_first,
             )
             for layer in range(num_layers)
         ]

@@ -132,19 +132,14 @@ def test_the_next_answer_starts_with_its_own_rows(device: torch.device) -> None:
     assert steps.counts()["keys_found"] == 0
 
 
-@pytest.mark.parametrize("fetches_first", [False, True])
 def test_rows_beyond_what_is_kept_are_read_where_they_are(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch, fetches_first: bool
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Many equal votes are one more than are wanted; here hardly any candidate is kept."""
     import tsdoc.kernels.triton_decode as module
 
     plain = module.HotRows
-    monkeypatch.setattr(
-        module,
-        "HotRows",
-        lambda pool, config, _: plain(pool, config, 5, fetches_first=fetches_first),
-    )
+    monkeypatch.setattr(module, "HotRows", lambda pool, config, _: plain(pool, config, 5))
     steps = Steps(device, None, None)
     query = steps.query()
     for _ in range(2):

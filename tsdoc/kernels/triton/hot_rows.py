@@ -38,7 +38,6 @@ class HotLayer:
         selected: [2, top_k] int32, ascending positions of `values`.
         places: [top_k] int32: which candidate each selected position is; shared by all layers.
         state: [STATE_SIZE] int32.
-        fetches_first: Whether a kernel of its own brings the candidates' keys here.
     """
 
     recent_k: torch.Tensor
@@ -49,7 +48,6 @@ class HotLayer:
     selected: torch.Tensor
     places: torch.Tensor
     state: torch.Tensor
-    fetches_first: bool
 
 
 @triton.jit
@@ -123,87 +121,6 @@ def keep_recent(
     _keep_recent_kernel[(triton.cdiv(n_init + n_local, block),)](
         keys, values, page_table, hot.recent_k, hot.recent_v, position, n_init, n_local, ROW=row,
         BLOCK_ROW=padded(row), BLOCK_T=block, PAGE=PAGE_SIZE,
-    )  # fmt: skip
-
-
-@triton.jit(do_not_specialize=["num_kept"])
-def _fetch_kernel(
-    keys_ptr,  # [num_slots, NUM_KV, HEAD_DIM] pool
-    page_table_ptr,  # [num_pages] int32
-    positions_ptr,  # [room] int32
-    number_ptr,  # [1] int32
-    hot_keys_ptr,  # [2, num_kept, NUM_KV, HEAD_DIM]
-    hot_list_ptr,  # [2, num_kept] int32
-    state_ptr,  # see HotLayer
-    skip_ptr,  # int32
-    num_kept,
-    NUM_KV: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK: tl.constexpr,
-    STEPS: tl.constexpr,
-    PAGE: tl.constexpr,
-):
-    if tl.load(skip_ptr) != 0:
-        return
-    wanted = tl.load(number_ptr)
-    number = tl.minimum(wanted, num_kept)
-    old = tl.load(state_ptr)
-    if tl.program_id(0) == 0:
-        tl.store(state_ptr + 2 - old, number)
-        tl.store(state_ptr + 5, tl.load(state_ptr + 5) + wanted)
-    if tl.program_id(0) * BLOCK >= number * NUM_KV:
-        return
-    # All heads of a token beside each other: its row is read from the host as one piece.
-    lanes = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    places, heads = lanes // NUM_KV, lanes % NUM_KV
-    inside = places < number
-    positions = tl.load(positions_ptr + places, mask=inside, other=0)
-    num_old = tl.load(state_ptr + 1 + old)
-    found = find(hot_list_ptr + old * num_kept, num_old, positions, STEPS)
-    is_found = inside & (found >= 0)
-    slots = masked_rows(page_table_ptr, positions, inside, PAGE)
-    host = (slots * NUM_KV + heads) * HEAD_DIM
-    again = ((old * num_kept + found).to(tl.int64) * NUM_KV + heads) * HEAD_DIM
-    target = (((1 - old) * num_kept + places).to(tl.int64) * NUM_KV + heads) * HEAD_DIM
-    dims = tl.arange(0, BLOCK_D)
-    within = (dims < HEAD_DIM)[None, :]
-    is_read = (inside & (found < 0))[:, None] & within
-    k = tl.load(keys_ptr + host[:, None] + dims[None, :], mask=is_read)
-    mask = is_found[:, None] & within
-    k = tl.where(mask, tl.load(hot_keys_ptr + again[:, None] + dims[None, :], mask=mask), k)
-    tl.store(hot_keys_ptr + target[:, None] + dims[None, :], k, mask=inside[:, None] & within)
-    first = inside & (heads == 0)
-    tl.store(hot_list_ptr + (1 - old) * num_kept + places, positions, mask=first)
-    number_found = tl.sum((first & is_found).to(tl.int32), 0)
-    tl.atomic_add(state_ptr + 6, number_found, sem="relaxed")
-
-
-def fetch_keys(
-    keys: torch.Tensor,
-    page_table: torch.Tensor,
-    positions: torch.Tensor,
-    number: torch.Tensor,
-    skip: torch.Tensor,
-    hot: HotLayer,
-) -> None:
-    """Brings the candidates' keys into the set of `hot` that is written, as far as it has room.
-
-    Args:
-        keys: [num_slots, num_kv_heads, head_dim] pool in host memory.
-        page_table: [num_pages] int32.
-        positions: [room] int32, ascending.
-        number: [1] int32: how many there are.
-        skip: [1] int32; when it is not 0, nothing is done.
-        hot: The layer's.
-    """
-    num_kept = hot.candidates.shape[1]
-    num_kv, head_dim = keys.shape[1:]
-    block = 32
-    _fetch_kernel[(triton.cdiv(num_kept * num_kv, block),)](
-        keys, page_table, positions, number, hot.keys, hot.candidates, hot.state, skip, num_kept,
-        NUM_KV=num_kv, HEAD_DIM=head_dim, BLOCK_D=padded(head_dim), BLOCK=block,
-        STEPS=num_kept.bit_length(), PAGE=PAGE_SIZE,
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tsdoc.kernels.triton.hot_rows import HotLayer, fetch_keys, find
+from tsdoc.kernels.triton.hot_rows import HotLayer, find
 from tsdoc.kernels.triton.index_scan import Projected
 from tsdoc.kernels.triton.threshold import arrives_last, ordered
 from tsdoc.kernels.triton.tiles import PAGE_SIZE, masked_rows, padded, precision
@@ -116,7 +116,6 @@ def _rescore_kernel(
     num_rows,
     num_kept,
     HAS_HOT: tl.constexpr,
-    IS_FETCHED: tl.constexpr,
     STEPS: tl.constexpr,
     PROGRAMS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -160,12 +159,9 @@ def _rescore_kernel(
             is_kept = inside & (places < num_kept)
             target = (new.to(tl.int64) * NUM_KV + kv_head) * HEAD_DIM
             kept = is_kept[None, :] & inside_d[:, None]
-            if IS_FETCHED:
-                is_read = inside & (places >= num_kept)
-            else:
-                num_old = tl.load(state_ptr + 1 + old)
-                found = find(hot_list_ptr + old * num_kept, num_old, positions, STEPS)
-                is_read = inside & (found < 0)
+            num_old = tl.load(state_ptr + 1 + old)
+            found = find(hot_list_ptr + old * num_kept, num_old, positions, STEPS)
+            is_read = inside & (found < 0)
         k = tl.load(
             keys_ptr + (slots[None, :] * NUM_KV + kv_head) * HEAD_DIM + dims[:, None],
             mask=is_read[None, :] & inside_d[:, None],
@@ -173,22 +169,19 @@ def _rescore_kernel(
         )
         if HAS_HOT:
             hot_rows = hot_keys_ptr + target[None, :] + dims[:, None]
-            if IS_FETCHED:
-                k = tl.where(kept, tl.load(hot_rows, mask=kept, other=0.0), k)
-            else:
-                is_found = inside & (found >= 0)
-                source = ((old * num_kept + found).to(tl.int64) * NUM_KV + kv_head) * HEAD_DIM
-                mask = is_found[None, :] & inside_d[:, None]
-                again = hot_keys_ptr + source[None, :] + dims[:, None]
-                k = tl.where(mask, tl.load(again, mask=mask, other=0.0), k)
-                tl.store(hot_rows, k, mask=kept)
-                if kv_head == 0:
-                    tl.store(hot_list_ptr + new, positions, mask=is_kept)
-                    number_found = tl.sum(is_found.to(tl.int32), 0)
-                    tl.atomic_add(state_ptr + 6, number_found, sem="relaxed")
-                    if part == 0:
-                        tl.store(state_ptr + 2 - old, tl.minimum(number, num_kept))
-                        tl.store(state_ptr + 5, tl.load(state_ptr + 5) + number)
+            is_found = inside & (found >= 0)
+            source = ((old * num_kept + found).to(tl.int64) * NUM_KV + kv_head) * HEAD_DIM
+            mask = is_found[None, :] & inside_d[:, None]
+            again = hot_keys_ptr + source[None, :] + dims[:, None]
+            k = tl.where(mask, tl.load(again, mask=mask, other=0.0), k)
+            tl.store(hot_rows, k, mask=kept)
+            if kv_head == 0:
+                tl.store(hot_list_ptr + new, positions, mask=is_kept)
+                number_found = tl.sum(is_found.to(tl.int32), 0)
+                tl.atomic_add(state_ptr + 6, number_found, sem="relaxed")
+                if part == 0:
+                    tl.store(state_ptr + 2 - old, tl.minimum(number, num_kept))
+                    tl.store(state_ptr + 5, tl.load(state_ptr + 5) + number)
         scores = tl.dot(q, k.to(q.dtype), input_precision=PRECISION)
         tl.store(
             logits_ptr + head[:, None] * room + places[None, :],
@@ -325,8 +318,6 @@ def select_candidates(
         votes, space.floors, space.counts, space.above, space.tickets[1], meta, positions, number,
         skip, room, space.above.shape[2], BLOCKS=padded(num_blocks, 512), SIZE=BLOCK, num_warps=8,
     )  # fmt: skip
-    if hot is not None and hot.fetches_first:
-        fetch_keys(keys, page_table, positions, number, skip, hot)
     logits = torch.empty(num_heads, room, device=device)
     parts = triton.cdiv(room, BLOCK_C)
     queries = padded(group, 16)
@@ -337,9 +328,8 @@ def select_candidates(
         query, keys, page_table, codes.view(torch.int8), projected.weights, projected.factors,
         projected.lse, positions, number, logits, mass, lse, tickets, skip,
         *((hot.keys, hot.candidates, hot.state) if hot else (None, None, None)), room, num_rows,
-        num_kept, HAS_HOT=hot is not None,
-        IS_FETCHED=hot is not None and hot.fetches_first, STEPS=num_kept.bit_length(),
-        PROGRAMS=padded(parts), GROUP=group, R=projected.weights.shape[1], QUERIES=queries,
+        num_kept, HAS_HOT=hot is not None, STEPS=num_kept.bit_length(), PROGRAMS=padded(parts),
+        GROUP=group, R=projected.weights.shape[1], QUERIES=queries,
         NUM_KV=num_kv, HEAD_DIM=head_dim, BLOCK_D=padded(head_dim, 16), RANK=rank, BLOCK_C=BLOCK_C,
         PRECISION=precision(query.dtype), PAGE=PAGE_SIZE,
     )  # fmt: skip
