@@ -15,6 +15,7 @@ import pytest
 from tests.cli.conftest import Cli
 from tests.cli.schemas import SESSION, check, read_document, schemas
 from tests.cli.test_help import ALL
+from tests.profile.conftest import measure_little
 from tests.session.conftest import model_directory
 from tsdoc.cli.app import build_app
 from tsdoc.cli.console import Terminal
@@ -145,8 +146,9 @@ def test_every_command_has_a_schema_and_is_run_here() -> None:
 
 @pytest.mark.parametrize("steps", GROUPS)
 def test_commands_write_what_is_documented(
-    run: Run, shelf: Path, model_directory: Path, steps: Steps
+    run: Run, shelf: Path, model_directory: Path, steps: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    measure_little(monkeypatch)
     fields = schemas()
     seen: dict[str, set[str]] = defaultdict(set)
     wrong: set[str] = set()

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from tests.engine.rank_answer import answer
+from tests.engine.test_ranks import QWEN2_72B
 from tests.engine.test_small_budget import SMALL, VARIANTS
 from tests.rank_processes import run_processes
 from tests.tiny_models import make_oracle, token_ids
@@ -31,17 +32,6 @@ from tsdoc.prompt.tokenizer import TextTokenizer
 SPLIT, QUESTION, NEW = 150, 12, 8
 WORKER = "tests.engine.rank_answer"
 HEADS = {"6/2": (6, 2), "9/3": (9, 3), "14/2": (14, 2)}
-# Qwen2-72B's proportions: 64 query heads for 8 KV heads, biases, a head of its own, and a wide
-# layer that no number of ranks divides.
-QWEN2_72B = {
-    "num_attention_heads": 64,
-    "num_key_value_heads": 8,
-    "head_dim": 8,
-    "hidden_size": 64,
-    "intermediate_size": 231,
-    "num_hidden_layers": 4,
-    "tie_word_embeddings": False,
-}
 
 
 def save_model(directory: Path, seed: int, **shape: Any) -> Path:
@@ -120,6 +110,7 @@ def compare(task: dict[str, Any], tensor: int, sequence: int = 1) -> None:
             np.testing.assert_allclose(other.values(layer), one.values(layer), atol=1e-3)
 
 
+@pytest.mark.slow
 def test_four_processes_split_a_model_of_the_72b_shape(tmp_path: Path) -> None:
     compare(make_task(save_model(tmp_path, 9, **QWEN2_72B)), 4)
 

@@ -33,6 +33,17 @@ from tsdoc.prompt.tokenizer import TextTokenizer
 
 PROMPT, QUESTION, ROOM, NEW = 150, 12, 40, 8
 HEADS = {"6/2": (6, 2), "9/3": (9, 3), "14/2": (14, 2), "5/5": (5, 5)}
+# Qwen2-72B's proportions: 64 query heads for 8 KV heads, biases, a head of its own, and a wide
+# layer that no number of ranks divides.
+QWEN2_72B = {
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 8,
+    "hidden_size": 64,
+    "intermediate_size": 231,
+    "num_hidden_layers": 4,
+    "tie_word_embeddings": False,
+}
 
 
 @dataclass
@@ -144,6 +155,11 @@ def test_heads_are_split_evenly_or_not(heads: str, ranks: int) -> None:
     queries, keys = HEADS[heads]
     oracle = make_oracle("qwen2", seed=5, num_attention_heads=queries, num_key_value_heads=keys)
     compare(oracle, SMALL, ranks)
+
+
+@pytest.mark.parametrize(("tensor", "sequence"), [(4, 1), (2, 2)])
+def test_ranks_split_a_model_of_the_72b_shape(tensor: int, sequence: int) -> None:
+    compare(make_oracle("qwen2", seed=9, **QWEN2_72B), SMALL, tensor, sequence)
 
 
 @pytest.mark.parametrize("name", ["per_kv_head", "head_vote_per_kv_head", "topk", "smoothing"])

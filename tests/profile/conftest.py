@@ -58,24 +58,28 @@ def make_request(**changes: object) -> ProfileRequest:
     return ProfileRequest(**{**values, **changes})  # type: ignore[arg-type]
 
 
+def measure_little(patch: pytest.MonkeyPatch) -> None:
+    """Few steps, small probes: where the figures do not matter."""
+    for module in (decode, full, sweep):
+        patch.setattr(module, "STEPS", 6)
+    patch.setattr(decode, "CURVE", (-1.0, 0.9))
+    patch.setattr(decode, "CURVE_STEPS", 5)
+    patch.setattr(decode, "PART_LIMIT_S", 0.01)
+    patch.setattr(full, "SAMPLE_LIMIT_S", 0.01)
+    patch.setattr(disk, "LEAST_PROBE", 1 << 16)
+    patch.setattr(disk, "PROBE_PART", 1 << 15)
+    patch.setattr(roofline, "COPY_BYTES", {"cpu": 1 << 16, "cuda": 1 << 24})
+    patch.setattr(roofline, "PRODUCT_SIZE", {"cpu": 64, "cuda": 1024})
+    patch.setattr(
+        sweep, "VALUES", {"top_k": (32, 128), "theta": (None, -1.0), "chunk": (32, 64, 100)}
+    )
+    patch.setattr(run, "LONG_S", 0.0)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def short() -> Iterator[None]:
-    """Few steps, small probes: the figures do not matter here."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (decode, full, sweep):
-            patch.setattr(module, "STEPS", 6)
-        patch.setattr(decode, "CURVE", (-1.0, 0.9))
-        patch.setattr(decode, "CURVE_STEPS", 5)
-        patch.setattr(decode, "PART_LIMIT_S", 0.01)
-        patch.setattr(full, "SAMPLE_LIMIT_S", 0.01)
-        patch.setattr(disk, "LEAST_PROBE", 1 << 16)
-        patch.setattr(disk, "PROBE_PART", 1 << 15)
-        patch.setattr(roofline, "COPY_BYTES", {"cpu": 1 << 16, "cuda": 1 << 24})
-        patch.setattr(roofline, "PRODUCT_SIZE", {"cpu": 64, "cuda": 1024})
-        patch.setattr(
-            sweep, "VALUES", {"top_k": (32, 128), "theta": (None, -1.0), "chunk": (32, 64, 100)}
-        )
-        patch.setattr(run, "LONG_S", 0.0)
+        measure_little(patch)
         yield
 
 

@@ -197,6 +197,7 @@ def test_random_weights_need_a_shape_and_no_source(tmp_path: Path) -> None:
 
 def test_a_real_model_reads_sources(tmp_path: Path, model_directory: Path, document: Path) -> None:
     settings = make_settings(model={"source": str(model_directory), "shape": None})
+    document.write_text(document.read_text("utf-8")[:1500], encoding="utf-8")
     report, _ = run_in(
         tmp_path / "home",
         settings=settings,

@@ -37,7 +37,7 @@ def events(process):
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("kills", [10, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [5, pytest.param(200, marks=pytest.mark.slow)])
 def test_a_killed_prefill_goes_on_from_the_last_committed_block(tmp_path, kills):
     """Every kill is followed by a look: what was reported committed is there, bit for bit."""
     chance = random.Random(5)

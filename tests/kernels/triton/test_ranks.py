@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from tests.kernels.triton.test_engine import SMALL, answer
+from tests.kernels.triton.test_engine import FEW_LAYERS, SMALL, answer
 from tests.thread_ranks import run_ranks
 from tests.tiny_models import make_config, make_engine, make_oracle, memory_piece, token_ids
 from tsdoc.engine.engine import Engine
@@ -21,7 +21,7 @@ from tsdoc.kernels.selection import SelectionConfig
 from tsdoc.kernels.shards import shard_groups
 from tsdoc.parallel.job import Job, make_on_device
 
-NUM_TOKENS, SPLIT, NEW = 74, 64, 4
+NUM_TOKENS, SPLIT, NEW = 58, 48, 4
 
 
 def device_engine(
@@ -51,18 +51,18 @@ def device_engine(
 
 
 def compare(config: SelectionConfig, ranks: int, theta: float | None, **shape: int) -> None:
-    oracle = make_oracle("qwen2", seed=21, **shape)
+    oracle = make_oracle("qwen2", seed=21, **FEW_LAYERS, **shape)
     ids = token_ids(NUM_TOKENS, seed=22)
     single = make_engine(oracle, config)
     expected, expected_keys = answer(single, ids, SPLIT, theta, NEW)
     assert expected.log is not None
-    looked = look(expected.runner, expected.cache, expected.log, (6, 60), question_chunk_size=16)
+    looked = look(expected.runner, expected.cache, expected.log, (6, 44), question_chunk_size=16)
     piece = memory_piece(single, NUM_TOKENS + NEW)
 
     def work(mesh: Mesh) -> tuple[object, ...]:
         found, keys = answer(device_engine(oracle, config, mesh), ids, SPLIT, theta, NEW, piece)
         assert found.log is not None
-        seen = look(found.runner, found.cache, found.log, (6, 60), question_chunk_size=16)
+        seen = look(found.runner, found.cache, found.log, (6, 44), question_chunk_size=16)
         counts = (found.reuse.num_lookups, found.reuse.num_hits)
         return found.tokens, counts, keys, seen.votes, seen.attention
 

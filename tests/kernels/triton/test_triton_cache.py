@@ -72,18 +72,18 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-@pytest.mark.parametrize("allowed", [None, [(10, 40), (200, 209), (300, 330)]])
+@pytest.mark.parametrize("allowed", [None, [(10, 40), (200, 209), (250, 270)]])
 def test_selects_and_attends_like_the_cpu_cache(
     device: torch.device, name: str, allowed: list[tuple[int, int]] | None
 ) -> None:
     only_on_gpu(device, name not in ("per_kv_head", "topk") and allowed is not None)
     config = VARIANTS[name]
     cpu, gpu = make_pair(device, config)
-    starts = [0, 16, 32, 48, 64]
+    starts = [0, 16, 32]
     generator = torch.Generator().manual_seed(1)
-    for origin in (0, 480):
+    for origin in (0, 240):
         ranges = [chunk_range(origin + s, origin + s + 16, config) for s in starts]
-        q = torch.randn(80, 6, DIM, generator=generator) * 2
+        q = torch.randn(48, 6, DIM, generator=generator) * 2
         queries = cpu.selection_queries(q, ranges)
         assert_close(gpu.selection_queries(q.to(device), ranges), queries, "rows", torch.float32)
         expected = cpu.select(1, queries, ranges, allowed)
@@ -254,13 +254,13 @@ def test_keys_and_values_in_host_memory_give_the_same(device: torch.device, name
         backend = make_backend(device)
         if on_host:
             backend.pool.move_to_host()
-        piece = make_pieces([600])
+        piece = make_pieces([400])
         caches.append((backend, backend.cache(piece, rope, config), piece))
         assert backend.pool.on_host is on_host
     generator = torch.Generator().manual_seed(4)
-    k, v = (torch.randn(2, 600, KV_HEADS, DIM, generator=generator) * 2 for _ in range(2))
-    q = torch.randn(600, KV_HEADS * GROUP, DIM, generator=generator).to(device)
-    for first, last in ((0, 256), (256, 512), (512, 600)):
+    k, v = (torch.randn(2, 400, KV_HEADS, DIM, generator=generator) * 2 for _ in range(2))
+    q = torch.randn(400, KV_HEADS * GROUP, DIM, generator=generator).to(device)
+    for first, last in ((0, 128), (128, 256), (256, 400)):
         ranges = [chunk_range(s, min(s + 64, last), config) for s in range(first, last, 64)]
         for layer in range(2):
             results = []
@@ -269,8 +269,9 @@ def test_keys_and_values_in_host_memory_give_the_same(device: torch.device, name
                 cache.write(layer, first, k[layer, own].to(device), v[layer, own].to(device))
                 queries = cache.selection_queries(q[own], ranges)
                 selected = cache.select(layer, queries, ranges)
-                end = ranges[-1]  # the interpreter takes long for all of them
-                out = cache.attend(layer, q[end.start : last], selected[-1], end)
+                # The interpreter takes long for all of them.
+                end = dataclasses.replace(ranges[-1], end=ranges[-1].start + 16)
+                out = cache.attend(layer, q[end.start : end.end], selected[-1], end)
                 results.append(([chosen.tolist() for chosen in selected], out))
             assert results[0][0] == results[1][0]
             assert torch.equal(results[0][1], results[1][1])
@@ -282,8 +283,8 @@ def test_keys_and_values_in_host_memory_give_the_same(device: torch.device, name
     for _, cache, (piece,) in caches:
         piece.keys(0)[300:] = 1.0
         cache.load(300)
-        cache.load(600)
-    around = [chunk_range(599, 600, config)]
+        cache.load(400)
+    around = [chunk_range(399, 400, config)]
     query = q[:1].float()
     chosen = [cache.select(0, query, around)[0].tolist() for _, cache, _ in caches]
     assert chosen[0] == chosen[1]
