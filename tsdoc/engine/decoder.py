@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Protocol
 
@@ -111,6 +111,13 @@ class Decoder:
         parts = read_weights(config, weights, dtype, torch.device("cpu"))
         self._embedding, self._norm, self._head = parts.embedding, parts.norm, parts.head
         self._layers = [parts.layer(number) for number in range(config.num_layers)]
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """Where its weights lie, in the order they are used: address and bytes of each tensor."""
+        layers = [getattr(w, field.name) for w in self._layers for field in fields(w)]
+        tensors = [*layers, self._norm, self._head, self._embedding]
+        return [(t.data_ptr(), t.nbytes) for t in tensors if t is not None]
 
     def narrowed(self) -> Decoder:
         """The same model for one token at a time, with its own copy of the weights in bfloat16."""

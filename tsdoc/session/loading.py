@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from tsdoc.kernels.index_use import IndexConfig
 from tsdoc.models.config import ModelConfig
 from tsdoc.models.locate import LocatedModel
 from tsdoc.models.weights import open_weights, stored_sizes
+from tsdoc.page_tables import populate
 from tsdoc.progress import Reporter
 from tsdoc.session.calibration import num_cpus
 from tsdoc.settings import EngineSettings, ParallelSettings, SelectionSettings, Settings
@@ -22,7 +24,7 @@ from tsdoc.terminal import format_count
 if TYPE_CHECKING:
     import torch
 
-    from tsdoc.engine.decoder import DecoderPart
+    from tsdoc.engine.decoder import Decoder, DecoderPart
     from tsdoc.engine.engine import Engine
     from tsdoc.engine.team import Team
     from tsdoc.kernels.interface import Backend
@@ -185,12 +187,23 @@ def _load(
         torch.set_num_threads(settings.threads)
     workers = Workers()
     decoder = Decoder(config, weights, dtype, workers=workers)
+    _read_ahead(decoder)
     return LoadedModel(
         decoder=decoder,
         backend=TorchBackend(num_kv_heads=config.num_kv_heads, workers=workers),
         team=ALONE,
         steps=decoder.narrowed() if _narrows(settings, config, dtype) else None,
     )
+
+
+def _read_ahead(decoder: Decoder) -> None:
+    """Begins to fill the page tables of mapped weights, in the order they are used."""
+    import psutil
+
+    places = decoder.places
+    if sum(size for _, size in places) + MEMORY_MARGIN <= psutil.virtual_memory().available:
+        args = (places,)
+        threading.Thread(target=populate, args=args, name="tsdoc-weights", daemon=True).start()
 
 
 def _narrows(settings: EngineSettings, config: ModelConfig, dtype: torch.dtype) -> bool:

@@ -14,6 +14,7 @@ import numpy as np
 
 from tsdoc.errors import StoreError
 from tsdoc.kernels.kv import KEYS, VALUES, KVPiece
+from tsdoc.page_tables import populate
 from tsdoc.store.key import PAGE_SIZE, Ids
 from tsdoc.store.locks import Lock
 from tsdoc.store.manifest import Manifest, Part
@@ -104,7 +105,7 @@ class Entry:
         """Begins to read and check in the background what every question needs.
 
         That is all K; and V, up to the length where the selected tokens lie on most of its pages.
-        What is damaged is left to those who use it.
+        What is damaged is left to those who use it. Page tables are filled as well.
         """
         if self._checking is None:
             self._checking = threading.Thread(target=self._check, name="tsdoc-check", daemon=True)
@@ -118,6 +119,8 @@ class Entry:
         rows = np.empty((num_rows, shape.num_kv_heads, shape.head_dim), shape.dtype)
         for kind, layer, piece in itertools.product(kinds, range(shape.num_layers), self._pieces):
             end = piece.start + piece.capacity
+            kept = piece.values(layer) if kind == VALUES else piece.keys(layer)
+            populate([(kept.ctypes.data, kept.nbytes)])
             for first in range(piece.start, end, num_rows):
                 if self._closing.is_set():
                     return
