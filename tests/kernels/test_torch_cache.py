@@ -176,7 +176,8 @@ def test_restricted_candidates_are_selected_as_if_the_others_were_forbidden(
 def test_every_head_of_every_token_votes_among_all_keys_of_a_range(
     sizes: list[int], bounds: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch_scores, "TILE_BYTES", 4 * KV_HEADS * DIM * 37)
+    monkeypatch.setattr(torch_scores, "VOTE_TILE_BYTES", 4 * 3 * 6 * 37)
+    monkeypatch.setattr(torch_scores, "VOTES_BYTES", 4 * 3 * 6 * (bounds[1] - bounds[0]))
     cache, k, v = make_cache(sizes)
     cache.write(0, 0, k[:290], v[:290])
     q = torch.randn(7, 6, DIM, generator=torch.Generator().manual_seed(6)) * 3

@@ -11,7 +11,8 @@ from tsdoc.kernels.kv import KEYS
 from tsdoc.kernels.piece_rows import PieceRows
 from tsdoc.kernels.workers import Workers
 
-VOTERS = 2  # tokens of a question whose scores each worker holds at a time: few stay in its cache
+VOTES_BYTES = 128 << 20  # scores held at a time while tokens vote
+VOTE_TILE_BYTES = 1 << 20  # of them, that a core works on at a time
 TILE_BYTES = 2 << 20  # keys widened to float32 at a time
 KEY_UNIT = 64  # BLAS sums a key's product in another order where few keys are left over
 
@@ -41,15 +42,17 @@ class TorchScores:
             start: First key.
             end: Behind the last key.
         """
-        size = queries.shape[:2].numel() * (end - start)
-        if self._room.numel() < size:
-            self._room = torch.empty(size)
-        logits, tasks = self._tiles(layer, queries, start, end, self._room)
-        count = min(self._workers.num_threads, len(tasks))
-        shares = [partial(_run_all, tasks[at::count]) for at in range(count)]
-        with self._workers.leading():
-            self._workers.run(shares)
-        return logits
+        rows = self._by_kv_head(queries)
+        shape = (*rows.shape[:2], end - start)
+        logits = self._take_room(rows.shape[:2].numel() * (end - start)).view(shape)
+        size = _filled(max(1, TILE_BYTES // (4 * rows.shape[0] * rows.shape[2])))
+        self._share_out(
+            [
+                partial(_score_tile, rows, keys, logits[..., at : at + len(keys)])
+                for at, keys in self._tiles(layer, start, end, size)
+            ]
+        )
+        return logits.view(rows.shape[0], len(queries), -1, end - start)
 
     def score_rows(self, layer: int, query: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Scores [num_qo_heads, n] of a scaled query and the keys at `positions` [n], ascending."""
@@ -69,57 +72,86 @@ class TorchScores:
             end: Behind the last key.
             weights: [num_qo_heads], what each head's part is multiplied by.
         """
-        parts = torch.split(queries, VOTERS)
-        count = min(self._workers.num_threads, len(parts))
-        tasks = [
-            partial(self._sum_parts, layer, parts[at::count], start, end, weights)
-            for at in range(count)
-        ]
-        with self._workers.leading():
-            return torch.stack(self._workers.run(tasks)).sum(dim=0)
-
-    def _sum_parts(
-        self,
-        layer: int,
-        parts: Sequence[torch.Tensor],
-        start: int,
-        end: int,
-        weights: torch.Tensor,
-    ) -> torch.Tensor:
-        """`sum_votes` of all `parts`, one after the other."""
         total = torch.zeros(end - start)
-        grouped = weights.view(self._rows.num_kv_heads, 1, -1)
-        room = torch.empty(parts[0].shape[:2].numel() * (end - start))
-        for queries in parts:
-            logits, tasks = self._tiles(layer, queries, start, end, room)
-            _run_all(tasks)
-            logits -= logits.amax(dim=-1, keepdim=True)
-            sums = logits.exp_().sum(dim=-1)
-            total += (grouped / sums).flatten() @ logits.view(-1, end - start)
+        count = max(1, VOTES_BYTES // (4 * queries.shape[1] * max(end - start, 1)))
+        for part in torch.split(queries, count):
+            self._add_votes(layer, part, start, weights, total)
         return total
 
-    def _tiles(
-        self, layer: int, queries: torch.Tensor, start: int, end: int, room: torch.Tensor
-    ) -> tuple[torch.Tensor, list[Callable[[], None]]]:
-        """What `score` returns, as a part of `room`, and what fills it."""
+    def _add_votes(
+        self,
+        layer: int,
+        queries: torch.Tensor,
+        start: int,
+        weights: torch.Tensor,
+        total: torch.Tensor,
+    ) -> None:
+        """Adds the votes of some queries for the keys from `start` on to `total`.
+
+        Powers of e are taken of a tile of scores while it is in the cache, relative to its own
+        maxima. What that makes of the whole is known once all tiles are there.
+        """
+        rows = self._by_kv_head(queries)
+        num_rows = rows.shape[:2].numel()
+        size = _filled(max(1, VOTE_TILE_BYTES // (4 * num_rows)))
+        tiles = self._tiles(layer, start, start + len(total), size)
+        room = self._take_room(num_rows * len(total))
+        powers = [
+            room[num_rows * at : num_rows * (at + len(keys))].view(*rows.shape[:2], -1)
+            for at, keys in tiles
+        ]
+        maxima, sums = torch.empty(2, len(tiles), num_rows)
+        self._share_out(
+            [
+                partial(_raise_tile, rows, keys, power, most, own)
+                for (_, keys), power, most, own in zip(tiles, powers, maxima, sums, strict=True)
+            ]
+        )
+        scales = torch.exp(maxima - maxima.amax(dim=0))
+        shares = weights.view(len(rows), 1, -1).expand(-1, len(queries), -1).flatten()
+        scales *= shares / (scales * sums).sum(dim=0)
+        self._share_out(
+            [
+                partial(_add_tile, scale, power, total[at : at + len(keys)])
+                for (at, keys), power, scale in zip(tiles, powers, scales, strict=True)
+            ]
+        )
+
+    def _by_kv_head(self, queries: torch.Tensor) -> torch.Tensor:
+        """Queries, scaled, as [num_kv_heads, num_queries · group, head_dim]."""
         num_queries, num_heads, head_dim = queries.shape
         num_kv_heads = self._rows.num_kv_heads
-        grouped = queries.view(num_queries, num_kv_heads, -1, head_dim).transpose(0, 1)
-        rows = (grouped * head_dim**-0.5).reshape(num_kv_heads, -1, head_dim)
-        logits = room[: rows.shape[:2].numel() * (end - start)]
-        logits = logits.view(num_kv_heads, rows.shape[1], end - start)
-        size = _filled(max(1, TILE_BYTES // (4 * num_kv_heads * head_dim)))
-        tasks: list[Callable[[], None]] = []
+        scale: float = head_dim**-0.5
+        grouped = queries.view(num_queries, num_kv_heads, num_heads // num_kv_heads, head_dim)
+        rows = grouped.transpose(0, 1) * scale
+        return rows.reshape(num_kv_heads, -1, head_dim)
+
+    def _take_room(self, size: int) -> torch.Tensor:
+        """Memory for `size` numbers, taken from whoever had it before."""
+        if self._room.numel() < size:
+            self._room = torch.empty(size)
+        return self._room[:size]
+
+    def _tiles(self, layer: int, start: int, end: int, size: int) -> list[tuple[int, torch.Tensor]]:
+        """Keys [num_keys, num_kv_heads, head_dim] of [start, end) as they are stored, checked.
+
+        Each tile has up to `size` keys, and comes with its distance from `start`.
+        """
+        tiles = []
         for piece, first, last in self._rows.covering(start, end):
             piece.check_keys(layer, first, last)
             keys, _ = self._rows.of(piece, layer)
-            for tile in range(first, last, size):
-                stop = min(tile + size, last)
-                part = keys[tile - piece.start : stop - piece.start]
-                tasks.append(
-                    partial(_score_tile, rows, part, logits[..., tile - start : stop - start])
-                )
-        return logits.view(num_kv_heads, num_queries, num_heads // num_kv_heads, -1), tasks
+            for at in range(first, last, size):
+                part = keys[at - piece.start : min(at + size, last) - piece.start]
+                tiles.append((at - start, part))
+        return tiles
+
+    def _share_out(self, tasks: Sequence[Callable[[], None]]) -> None:
+        """Runs tasks, as many consecutive ones on each core."""
+        each = max(1, -(-len(tasks) // self._workers.num_threads))
+        shares = [tasks[at : at + each] for at in range(0, len(tasks), each)]
+        with self._workers.leading():
+            self._workers.run([partial(_run_all, share) for share in shares])
 
 
 def _run_all(tasks: Sequence[Callable[[], None]]) -> None:
@@ -134,7 +166,11 @@ def _score_tile(rows: torch.Tensor, keys: torch.Tensor, out: torch.Tensor) -> No
     """
     num_keys = keys.shape[0]
     if num_keys % KEY_UNIT == 0:
-        out.copy_(torch.bmm(rows, keys.float().permute(1, 2, 0)))
+        keys = keys.float().permute(1, 2, 0)
+        if out.is_contiguous():
+            torch.bmm(rows, keys, out=out)
+        else:
+            out.copy_(torch.bmm(rows, keys))
         return
     filled = rows.new_empty(_filled(num_keys), *keys.shape[1:])
     filled[:num_keys] = keys
@@ -144,3 +180,31 @@ def _score_tile(rows: torch.Tensor, keys: torch.Tensor, out: torch.Tensor) -> No
 
 def _filled(num_keys: int) -> int:
     return -(-num_keys // KEY_UNIT) * KEY_UNIT
+
+
+def _raise_tile(
+    rows: torch.Tensor,
+    keys: torch.Tensor,
+    power: torch.Tensor,
+    most: torch.Tensor,
+    own: torch.Tensor,
+) -> None:
+    """Powers of e of scores, as for `_score_tile`, less each row's maximum.
+
+    Args:
+        rows: [num_kv_heads, num_rows, head_dim].
+        keys: [num_keys, num_kv_heads, head_dim].
+        power: Receives them, [num_kv_heads, num_rows, num_keys].
+        most: Receives the maxima, [num_kv_heads · num_rows].
+        own: Receives the powers' sums, same shape.
+    """
+    _score_tile(rows, keys, power)
+    highest = most.view(*rows.shape[:2], 1)
+    torch.amax(power, dim=-1, keepdim=True, out=highest)
+    power.sub_(highest).exp_()
+    torch.sum(power, dim=-1, out=own.view(rows.shape[:2]))
+
+
+def _add_tile(scale: torch.Tensor, power: torch.Tensor, out: torch.Tensor) -> None:
+    """Adds rows `power` [num_kv_heads, num_rows, num_keys], each times its `scale`, to `out`."""
+    out += scale @ power.flatten(0, 1)
