@@ -11,15 +11,27 @@ import sys
 INTERRUPTED = 130
 
 # For torch, which reads them when it is imported: threads that wait sleep, so that they are not in
-# the way of those that work, and large blocks of memory come in large pages.
-SUITED = {"OMP_WAIT_POLICY": "PASSIVE", "THP_MEM_ALLOC_ENABLE": "1"}
+# the way of those that work, and large blocks of memory come in large pages. Neither torch nor
+# pydantic looks through all installed packages for extensions of its own.
+SUITED = {
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "THP_MEM_ALLOC_ENABLE": "1",
+    "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+    "PYDANTIC_DISABLE_PLUGINS": "__all__",
+}
+
+# Imports make hundreds of thousands of objects that stay. To look for garbage among them after
+# every 700, as Python does, takes longer than anything that is found there is worth.
+GARBAGE = (100_000, 20, 20)
 
 
 def main() -> None:
     """Runs the command line; Ctrl-C and SIGTERM are one line even while it is being imported."""
     try:
+        import gc
         import signal
 
+        gc.set_threshold(*GARBAGE)
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             # What is imported could swallow an exception, as in a callback of the import system.
             signal.signal(signal.SIGINT, _stop)

@@ -300,7 +300,10 @@ def test_torch_finds_the_environment_that_suits_it_and_the_users_own_stays() -> 
         "print(*(os.environ[name] for name in SUITED))\n"
     )
     kept = {name: value for name, value in ENVIRONMENT.items() if name not in SUITED}
-    for own, expected in [({}, "PASSIVE 1"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE 1")]:
+    for own, expected in [
+        ({}, "PASSIVE 1 0 __all__"),
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE 1 0 __all__"),
+    ]:
         done = subprocess.run(
             [sys.executable, "-c", script],
             env=kept | own,
