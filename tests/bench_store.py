@@ -95,6 +95,8 @@ def main() -> None:
     parser.add_argument("--profile", default="embedded")
     parser.add_argument("--cold", action="store_true")
     parser.add_argument("--index", default="int4")
+    parser.add_argument("--candidates", type=int, default=3)
+    parser.add_argument("--reread-tokens", type=int, help="0 reads nothing again")
     parser.add_argument("--evidence", type=int, default=0)
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--question", default="Who is the heroine, and where does she live?")
@@ -102,11 +104,17 @@ def main() -> None:
     home = find_home()
     if arguments.cold:
         forget(home.store)
+    engine: dict[str, object] = {
+        "index": arguments.index,
+        "index_candidates": arguments.candidates,
+    }
+    if arguments.reread_tokens is not None:
+        engine["reread_tokens"] = arguments.reread_tokens
     settings = Settings.model_validate(
         {
             **load_profile(arguments.profile),
             "answer": {"max_new_tokens": arguments.tokens, "evidence": arguments.evidence},
-            "engine": {"index": arguments.index},
+            "engine": engine,
         }
     )
     used = UsedRows()
