@@ -64,7 +64,7 @@ class _Scores:
         weights = weights.view(num_kv, -1, RANK)
         width = TILE_PAGES * HALF
         num_tiles = -(-num_rows // width)
-        self.scores = torch.zeros(num_tiles, 2, num_kv, weights.shape[1], width)
+        self.scores = torch.empty(num_tiles, 2, num_kv, weights.shape[1], width)
         for tile in range(num_tiles):
             rows = slice(tile * width, min((tile + 1) * width, num_rows))
             packed = torch.from_numpy(index.codes[:, rows].copy())
@@ -115,10 +115,11 @@ class _Scores:
 
     def mass(self, flat: torch.Tensor, lse: torch.Tensor) -> torch.Tensor:
         """Shares [num_qo_heads] of each head's softmax that places `flat` (of `votes`) have."""
-        width = self.scores.shape[3]
-        heads = torch.arange(self.scores.shape[2])[:, None] * width
-        places = flat // width * (self.scores.shape[2] * width) + flat % width
-        return self.scores.take(heads + places).sum(dim=1) * torch.exp2(self.base - lse)
+        num_tiles, _, _, width = self.scores.shape
+        marks = torch.zeros(num_tiles * 2, width, 1)
+        marks.view(-1)[flat] = 1.0  # a product with these is several times as fast as a gather
+        sums = torch.bmm(self.scores.flatten(0, 1), marks).sum(dim=(0, 2))
+        return sums * torch.exp2(self.base - lse)
 
 
 def select_by_index(
@@ -162,7 +163,7 @@ def select_by_index(
     found = [part.votes(lse).flatten() for part in parts]
     votes = torch.cat(found)
     count = min(num_candidates, int((votes >= 0).sum()))
-    best = torch.topk(votes, count, sorted=False).indices
+    best = top_indices(votes, count)
     approximate = torch.zeros_like(lse)
     positions, first = [bare], 0
     for part, own in zip(parts, found, strict=True):
