@@ -6,6 +6,7 @@ import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from tsdoc.session import Session
 from tsdoc.session.anchors import Anchors
 from tsdoc.session.kept_summaries import MAX_DOCUMENTS, KeptSummaries, remove_summaries
 from tsdoc.session.parts import MIN_TOKENS, Part, split_document
+from tsdoc.session.question import LaidOut, lay_out
 from tsdoc.session.summary import CitedSentence, Summarizer, Summary, without_repetitions
 
 Start = Callable[..., Session]
@@ -301,14 +303,14 @@ def test_a_part_selects_only_within_itself(start: Start, book: Path) -> None:
     with start(Recorder(), sources=[str(book)]) as session:
         parts = split_document(session.document, session.prompt, "section")
         seen: list[object] = []
-        config = type(session)._generation_config
 
-        def spy(own: Session, **options: object) -> object:
-            seen.append(options["allowed"])
-            return config(own, **options)  # type: ignore[arg-type]
+        def spy(*asked: Any, **options: Any) -> LaidOut:
+            laid_out = lay_out(*asked, **options)
+            seen.append(laid_out.config.allowed)
+            return laid_out
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(type(session), "_generation_config", spy)
+            patch.setattr("tsdoc.session.session.lay_out", spy)
             Summarizer(session, "short", max_new_tokens=4).part(parts[1])
         (allowed,) = seen
         prompt_len = len(session.prompt.ids)
