@@ -212,7 +212,7 @@ class Session:
         """
         if tail is not None:
             self._engines.renew()  # however long it was since the last turn
-        if self._kept.is_whole:  # then torch is imported first, while the tokenizer is read aside
+        if self._kept.open_kept():  # and so it is checked while torch is imported
             self._engines.load()
         before, prompt_len = tail or Tail(), len(self.prompt.ids)
         asked = lay_out(
