@@ -112,7 +112,7 @@ def make_reread(
     if num_tokens < STRETCH:
         return None
     opening, between = (
-        found.tolist() for found, _ in template.tokenizer.encode_list([OPENING, BETWEEN])
+        found.tolist() for found, _ in template.tokenizer.encode_many([OPENING, BETWEEN])
     )
     return Reread(ids=ids, neutral=neutral, opening=opening, between=between, num_tokens=num_tokens)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from typing import IO, Any
+from typing import Any, BinaryIO
 
 LARGEST_FRAME = 1 << 30
 
@@ -23,7 +23,7 @@ def encode_frame(message: Message) -> bytes:
     return len(body).to_bytes(4, "big") + body
 
 
-def read_frame(file: IO[bytes]) -> Message | None:
+def read_frame(file: BinaryIO) -> Message | None:
     """Reads one frame from a blocking file; None at its end."""
     head = file.read(4)
     if len(head) < 4:

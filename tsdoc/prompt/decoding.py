@@ -3,23 +3,10 @@
 from __future__ import annotations
 
 import codecs
-from typing import Any, Protocol
+from typing import Any
 
 from tsdoc.errors import ModelError
 from tsdoc.prompt.plain import BYTE_TOKEN, ControlToken, component_steps
-
-
-class Spelling(Protocol):
-    """What a decoder needs to know of a vocabulary.
-
-    Attributes:
-        strips_first_space: Whether an answer's text begins behind its first token's space.
-    """
-
-    strips_first_space: bool
-
-    def __getitem__(self, token: int) -> bytes:
-        """Returns the bytes of `token`; none for special tokens and ids outside the vocabulary."""
 
 
 class TokenBytes:
@@ -69,7 +56,7 @@ class StreamDecoder:
     held back, and dropped when it never comes; bytes that are no UTF-8 become U+FFFD.
     """
 
-    def __init__(self, token_bytes: Spelling) -> None:
+    def __init__(self, token_bytes: TokenBytes) -> None:
         self._token_bytes = token_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._at_start = token_bytes.strips_first_space

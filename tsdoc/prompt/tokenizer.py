@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tsdoc.errors import ModelError
-from tsdoc.prompt.decoding import Spelling, StreamDecoder, TokenBytes
+from tsdoc.prompt.decoding import StreamDecoder, TokenBytes
 from tsdoc.prompt.modelfiles import read_json_object
 from tsdoc.prompt.pieces import find_cutter
 from tsdoc.prompt.plain import (
@@ -56,22 +56,6 @@ class TextTokenizer:
             digest.update(hashlib.sha256(data).digest())
         return digest.hexdigest()
 
-    def load(self) -> None:
-        """Reads it now.
-
-        Raises:
-            ModelError: it is missing, damaged, or no deterministic BPE.
-        """
-        _ = self._loaded
-
-    def close(self) -> None:
-        """Ends what serves this tokenizer outside of this process; it can still be used."""
-
-    @property
-    def token_bytes(self) -> Spelling:
-        """The bytes that each token adds to a text."""
-        return self._loaded.token_bytes
-
     @cached_property
     def _loaded(self) -> _Loaded:
         return _load(self.directory)
@@ -90,11 +74,7 @@ class TextTokenizer:
             ids, int32 [num_tokens], and the offset of each token's first character in `text`,
             int32 [num_tokens], ascending. Tokens that share a character have the same offset.
         """
-        return self.encode_list([text])[0]
-
-    def encode_list(self, texts: Sequence[str]) -> list[tuple[Ids, Ids]]:
-        """What `encode` returns of each of a few texts."""
-        return list(self.encode_many(texts))
+        return next(self.encode_many([text]))
 
     def encode_many(
         self, texts: Iterable[str], on_chars: Callable[[int], None] | None = None
@@ -142,7 +122,7 @@ class TextTokenizer:
 
     def stream_decoder(self) -> StreamDecoder:
         """Returns a decoder for one answer, fed token by token."""
-        return StreamDecoder(self.token_bytes)
+        return StreamDecoder(self._loaded.token_bytes)
 
     def _encode_run(self, text: str, position: int, at_start: bool) -> list[int]:
         """Encodes template text between control tokens, with the prefix space where it has one."""

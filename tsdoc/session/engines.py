@@ -41,18 +41,6 @@ class Engines:
             RankError: another rank ended.
             UsageError: the selection settings do not fit the model's window.
         """
-        if self._engine is None or not self._engine.covers(max_tokens):
-            self._engine = build_engine(
-                self.load(),
-                self.settings.selection,
-                max_tokens=max_tokens,
-                question_chunk_size=self.settings.engine.question_chunk_size,
-                index=index_config(self.settings.engine),
-            )
-        return self._engine
-
-    def load(self) -> LoadedModel:
-        """Loads the weights, unless they are there; see `make`."""
         if self._loaded is None:
             begun = time.perf_counter()
             self._loaded = load_model(
@@ -63,7 +51,15 @@ class Engines:
                 self.settings.parallel,
             )
             self.times_s["model_load"] = time.perf_counter() - begun
-        return self._loaded
+        if self._engine is None or not self._engine.covers(max_tokens):
+            self._engine = build_engine(
+                self._loaded,
+                self.settings.selection,
+                max_tokens=max_tokens,
+                question_chunk_size=self.settings.engine.question_chunk_size,
+                index=index_config(self.settings.engine),
+            )
+        return self._engine
 
     def renew(self) -> None:
         """Nothing is under way: other ranks that were lost since start anew when needed."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,12 +15,10 @@ from tsdoc.kernels.devices import device_bytes
 from tsdoc.models.locate import LocatedModel, locate_model
 from tsdoc.models.search import real_access
 from tsdoc.progress import Reporter
-from tsdoc.prompt.aside import AsideTokenizer
 from tsdoc.prompt.assemble import build_prompt
 from tsdoc.prompt.chat import ChatTemplate, load_template
 from tsdoc.prompt.record import SourceRecord, load_record, record_key, save_record
 from tsdoc.prompt.tokenizer import TextTokenizer
-from tsdoc.session.calibration import num_cpus
 from tsdoc.session.limits import check_length
 from tsdoc.session.session import Session
 from tsdoc.settings import Settings
@@ -96,8 +93,6 @@ def open_session(
         unchanged = fingerprint_sources(sources, ingest).digest == fingerprint.digest
         if settings.store.enabled and unchanged:
             _save(home, key, record, reporter)
-    elif "torch" not in sys.modules and num_cpus() > 1:
-        template = ChatTemplate(template.rendered, AsideTokenizer(tokenizer.directory))
     document, prompt = record.document, record.prompt
     _say_order(document, fingerprint.names, reporter)
     for warning in document.warnings:
@@ -110,7 +105,7 @@ def open_session(
         home=home,
         reporter=reporter,
         model=opened.model,
-        tokenizer=template.tokenizer,
+        tokenizer=tokenizer,
         template=template,
         document=document,
         prompt=prompt,

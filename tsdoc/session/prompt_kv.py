@@ -63,12 +63,6 @@ class KeptPrompt:
         reused = job.store.find(job.key, job.ids).reused_tokens if job.store else 0
         return job.estimate(reused)
 
-    def open_kept(self) -> bool:
-        """Opens K and V where the store holds the whole prompt; whether that is so."""
-        if self._kv is None and self.estimate().prefill_tokens == 0:
-            self.get()
-        return self.entry is not None
-
     def get(self, *, must_keep: bool = False) -> PromptKV:
         """K and V of the whole prompt.
 

@@ -102,7 +102,6 @@ class Session:
             times_s=self.times_s,
         )
         self._resources.callback(self._engines.close)
-        self._resources.callback(self.tokenizer.close)
         job = Prefill(
             store=_open_store(settings, self.home, self.reporter),
             key=key,
@@ -212,8 +211,6 @@ class Session:
         """
         if tail is not None:
             self._engines.renew()  # however long it was since the last turn
-        if self._kept.open_kept():  # and so it is checked while torch is imported
-            self._engines.load()
         before, prompt_len = tail or Tail(), len(self.prompt.ids)
         asked = lay_out(
             question,
