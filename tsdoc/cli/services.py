@@ -81,9 +81,6 @@ class Services:
         offline: bool,
     ) -> AbstractContextManager[Session]:
         """Opens a session on sources; see `tsdoc.session.open_session`."""
-        from tsdoc.kernels.devices import load_ahead
-
-        load_ahead()
         from tsdoc.session import open_session
 
         return open_session(

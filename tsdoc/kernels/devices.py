@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
-import os
 import sys
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -46,24 +43,6 @@ def device_bytes(wanted: Literal["auto", "cpu", "cuda"]) -> int:
     return int(torch.cuda.get_device_properties(0).total_memory)
 
 
-def load_ahead() -> None:
-    """Begins to load torch's largest library, without the interpreter's lock.
-
-    Importing torch, which holds that lock, then finds it there. Nothing is done where there may be
-    a GPU, whose libraries torch itself looks for first.
-    """
-    if sys.platform != "linux" or "torch" in sys.modules or _has_driver():
-        return
-    found = importlib.util.find_spec("torch")
-    for folder in (found and found.submodule_search_locations) or ():
-        path = Path(folder) / "lib" / "libtorch_cpu.so"
-        if path.is_file():
-            dlopen = ctypes.CDLL(None).dlopen
-            dlopen.restype = ctypes.c_void_p
-            args = (os.fsencode(path), os.RTLD_NOW)
-            threading.Thread(target=dlopen, args=args, name="tsdoc-load", daemon=True).start()
-
-
 def count_gpus() -> int:
     """Returns how many CUDA devices there are."""
     import torch
@@ -94,14 +73,10 @@ def finish_work() -> None:
 
 def _what_is_missing() -> str | None:
     # torch takes seconds to import, so the driver is looked for first.
-    if sys.platform == "linux" and not _has_driver():
+    if sys.platform == "linux" and not any(Path(path).exists() for path in DRIVERS):
         return "this machine has no NVIDIA driver"
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
     import torch
 
     return None if torch.cuda.is_available() else "torch finds no CUDA device"
-
-
-def _has_driver() -> bool:
-    return any(Path(path).exists() for path in DRIVERS)
