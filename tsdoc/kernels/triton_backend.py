@@ -15,8 +15,8 @@ from tsdoc.kernels.ranks import Ranks, SoloRanks
 from tsdoc.kernels.rope import RopeTable
 from tsdoc.kernels.selection import SelectionConfig
 from tsdoc.kernels.transfer import Transfer
+from tsdoc.kernels.triton_answers import DecodeStarter
 from tsdoc.kernels.triton_cache import TritonCache
-from tsdoc.kernels.triton_decode import DecodeStarter
 from tsdoc.kernels.triton_index import DeviceIndex
 from tsdoc.kernels.triton_parts import CacheParts
 from tsdoc.models.config import ModelConfig

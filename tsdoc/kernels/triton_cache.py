@@ -14,8 +14,9 @@ from tsdoc.kernels.selection import ChunkRange, SelectionConfig
 from tsdoc.kernels.transfer import Moving
 from tsdoc.kernels.triton.query import selection_queries
 from tsdoc.kernels.triton.store import store_kv
+from tsdoc.kernels.triton_answers import TritonDecode
 from tsdoc.kernels.triton_attention import ChunkAttention, TritonWindow
-from tsdoc.kernels.triton_decode import TritonDecode, make_setup
+from tsdoc.kernels.triton_decode import make_setup
 from tsdoc.kernels.triton_evidence import attention_mass, soft_votes
 from tsdoc.kernels.triton_parts import CacheParts
 from tsdoc.kernels.triton_plan import Planner

@@ -9,7 +9,7 @@ import torch
 from tsdoc.kernels.page_pool import PagePool
 from tsdoc.kernels.ranks import Ranks
 from tsdoc.kernels.transfer import Transfer
-from tsdoc.kernels.triton_decode import DecodeStarter
+from tsdoc.kernels.triton_answers import DecodeStarter
 from tsdoc.kernels.triton_index import DeviceIndex
 
 

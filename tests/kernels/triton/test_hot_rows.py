@@ -13,8 +13,8 @@ from tests.kernels.triton.cases import make_rope, only_on_gpu
 from tests.kernels.triton.test_triton_cache import CONFIG, DIM, KV_HEADS, make_backend, make_pieces
 from tsdoc.kernels.index_use import IndexConfig, IndexWatch
 from tsdoc.kernels.triton.hot_rows import find
+from tsdoc.kernels.triton_answers import TritonDecode
 from tsdoc.kernels.triton_backend import TritonBackend
-from tsdoc.kernels.triton_decode import TritonDecode
 
 SMALL = dataclasses.replace(CONFIG, n_local=4, top_k=8)
 LENGTH = 300
