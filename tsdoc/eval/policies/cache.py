@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 
 from tsdoc.errors import ResourceError
+from tsdoc.kernels.host_pool import PAGE_SIZE
 from tsdoc.models.config import ModelConfig
 
 SPARE = 512  # tokens of room behind a haystack
 
 
 class PolicyCache:
-    """Keys, without RoPE, and values: per layer [num_kv_heads, capacity, head_dim].
+    """Keys, without RoPE, and values: per layer [capacity, num_kv_heads, head_dim], whole pages.
 
     Args:
         config: Shape of the model.
@@ -34,7 +35,7 @@ class PolicyCache:
         self.device = device
         self.sealed: int | None = None
         self._compute_dtype = compute_dtype
-        empty = torch.empty(config.num_kv_heads, 0, config.head_dim, dtype=kv_dtype, device=device)
+        empty = torch.empty(0, config.num_kv_heads, config.head_dim, dtype=kv_dtype, device=device)
         self._keys, self._values = [empty] * config.num_layers, [empty] * config.num_layers
 
     def reserve(self, num_tokens: int) -> None:
@@ -43,13 +44,14 @@ class PolicyCache:
         Raises:
             ResourceError: the device has too little free memory.
         """
-        if num_tokens <= self._keys[0].shape[1]:
+        if num_tokens <= len(self._keys[0]):
             return
+        capacity = -(-(num_tokens + SPARE) // PAGE_SIZE) * PAGE_SIZE
         try:
             for rows in (self._keys, self._values):
                 for layer, old in enumerate(rows):
-                    new = old.new_empty(old.shape[0], num_tokens + SPARE, old.shape[2])
-                    new[:, : old.shape[1]] = old
+                    new = old.new_empty(capacity, *old.shape[1:])
+                    new[: len(old)] = old
                     rows[layer] = new
         except torch.OutOfMemoryError as error:
             raise ResourceError(
@@ -60,19 +62,22 @@ class PolicyCache:
     def write(self, layer: int, start: int, k: torch.Tensor, v: torch.Tensor) -> None:
         """Stores `k` and `v` [num_tokens, num_kv_heads, head_dim], without RoPE."""
         rows = slice(start, start + k.shape[0])
-        self._keys[layer][:, rows] = k.transpose(0, 1)
-        self._values[layer][:, rows] = v.transpose(0, 1)
+        self._keys[layer][rows], self._values[layer][rows] = k, v
 
     def keys(self, layer: int, start: int, end: int) -> torch.Tensor:
         """Keys [num_kv_heads, end - start, head_dim] in the compute dtype."""
-        return self._keys[layer][:, start:end].to(self._compute_dtype)
+        return self._keys[layer][start:end].transpose(0, 1).to(self._compute_dtype)
 
     def values(self, layer: int, start: int, end: int) -> torch.Tensor:
         """Values, same shape."""
-        return self._values[layer][:, start:end].to(self._compute_dtype)
+        return self._values[layer][start:end].transpose(0, 1).to(self._compute_dtype)
+
+    def slots(self, layer: int) -> torch.Tensor:
+        """All keys as they are kept; those that were not written yet may be anything."""
+        return self._keys[layer]
 
     def gather(self, layer: int, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V at `positions` [num_kv_heads, n]: each [num_kv_heads, n, head_dim]."""
         head = torch.arange(positions.shape[0], device=self.device).unsqueeze(1)
-        k, v = self._keys[layer][head, positions], self._values[layer][head, positions]
+        k, v = self._keys[layer][positions, head], self._values[layer][positions, head]
         return k.to(self._compute_dtype), v.to(self._compute_dtype)

@@ -16,11 +16,12 @@ from tsdoc.engine.forward import Ranges
 from tsdoc.eval.policies.attending import Scene
 from tsdoc.eval.policies.cache import PolicyCache
 from tsdoc.eval.policies.full import attend_all
+from tsdoc.kernels.most_attended import Choice, most_attended
 from tsdoc.kernels.rope import RopeTable
 from tsdoc.settings import SelectionSettings
 
-SCORE_BYTES = 512 << 20  # scores held at a time
-MOST_TOKENS = 64  # tokens whose rows are gathered together
+MOST_TOKENS = 512  # tokens that select together
+GATHERED_TOKENS = 128  # tokens whose rows are gathered together
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,13 +60,16 @@ class Oracle:
         if whole > start:
             parts.append(attend_all(layer, q[: whole - start], cache, self._rope, start))
         while whole < end:
-            rows = SCORE_BYTES // (4 * q.shape[1] * whole)
-            rows = max(share, min(rows, MOST_TOKENS) // share * share)
-            count = min(rows, end - whole)
+            count = min(max(share, MOST_TOKENS // share * share), end - whole)
             width = min(share, count)
             count -= count % width
             own = q[whole - start : whole - start + count]
-            parts.append(self._attend(layer, own, cache, whole, width))
+            chosen = self._select(layer, own, cache, whole, width)
+            sets = max(1, GATHERED_TOKENS // width)
+            for first in range(0, chosen.shape[1], sets):
+                some = chosen[:, first : first + sets]
+                tokens = slice(first * width, (first + some.shape[1]) * width)
+                parts.append(self._attend(layer, own[tokens], cache, whole + tokens.start, some))
             whole += count
         return torch.cat(parts)
 
@@ -73,14 +77,13 @@ class Oracle:
         """See `AttentionPolicy.rewind`: nothing is remembered."""
 
     def _attend(
-        self, layer: int, q: torch.Tensor, cache: PolicyCache, first: int, share: int
+        self, layer: int, q: torch.Tensor, cache: PolicyCache, first: int, chosen: torch.Tensor
     ) -> torch.Tensor:
-        """Attention of q [num_tokens, …] from position `first` on, `share` tokens to a set."""
+        """Attention of q [num_tokens, …] from position `first` on to its sets `chosen`."""
         num_tokens, num_heads, dim = q.shape
-        num_sets = num_tokens // share
+        num_kv, num_sets, _ = chosen.shape
+        share = num_tokens // num_sets
         begins = torch.arange(first, first + num_tokens, share, device=q.device)
-        chosen = self._select(layer, q, cache, first, share)
-        num_kv = chosen.shape[0]
         init = torch.arange(self._budget.n_init, device=q.device)
         local = begins.unsqueeze(1) + torch.arange(-self._budget.n_local, share, device=q.device)
         shape = (num_kv, num_sets, -1)
@@ -107,38 +110,31 @@ class Oracle:
         self, layer: int, q: torch.Tensor, cache: PolicyCache, first: int, share: int
     ) -> torch.Tensor:
         """Positions [num_kv_heads, num_sets, top_k], ascending, of most attention."""
-        budget = self._budget
-        num_tokens = q.shape[0]
-        n_init, n_local = budget.n_init, budget.n_local
-        end = first + num_tokens
-        far_end = end - share - n_local
+        budget, n_local = self._budget, self._budget.n_local
+        num_tokens, end = q.shape[0], first + q.shape[0]
         at = torch.arange(first, end, device=q.device)
         begins = (at - first) // share * share + first
         heads = q.float().transpose(0, 1)
-        far_k = cache.keys(layer, 0, far_end).float()
-        if self._in_window:
-            far_k = self._rope.rotate(far_k, slice(0, far_end))
-            far_q = self._rope.rotate(heads, at)
-        else:
-            far_q = self._rope.rotate(heads, n_local + at - begins)
-        far_at = torch.arange(far_end, device=q.device)
-        far = _masked_scores(far_q, far_k, far_at < (begins - n_local).unsqueeze(1))
         near_k = cache.keys(layer, first - n_local, end).float()
         near_k = self._rope.rotate(near_k, slice(0, n_local + num_tokens))
         near_q = self._rope.rotate(heads, slice(n_local, n_local + num_tokens))
         near_at = torch.arange(first - n_local, end, device=q.device)
         inside = (near_at >= (begins - n_local).unsqueeze(1)) & (near_at <= at.unsqueeze(1))
-        near = _masked_scores(near_q, near_k, inside)
-        total = torch.logaddexp(far.logsumexp(dim=-1), near.logsumexp(dim=-1))
-        mass = far[..., n_init:].sub_(total.unsqueeze(-1)).exp_()
-        num_kv = far_k.shape[0]
-        groups = mass.view(num_kv, -1, num_tokens // share, share, mass.shape[-1])
-        summed = groups.sum(dim=(1, 3))
-        # A set's later candidates have no mass: they must lose against early ones without any.
-        open_to = (begins[::share] - n_local - n_init).unsqueeze(1)
-        summed.masked_fill_(far_at[: far_end - n_init] >= open_to, -1.0)
-        best = summed.topk(budget.top_k, dim=2).indices
-        return best.sort(dim=2).values + n_init
+        nearer = _masked_scores(near_q, near_k, inside).logsumexp(dim=-1).T
+        choice = Choice(
+            first=budget.n_init,
+            ends=range(first - n_local, end - n_local, share),
+            count=budget.top_k,
+        )
+        keys = cache.slots(layer)
+        if self._in_window:
+            keys, far_end = torch.empty_like(keys, dtype=q.dtype), choice.ends[-1]
+            turned = self._rope.rotate(cache.keys(layer, 0, far_end).float(), slice(0, far_end))
+            keys[:far_end] = turned.transpose(0, 1)
+            far_q = self._rope.rotate(heads, at)
+        else:
+            far_q = self._rope.rotate(heads, n_local + at - begins)
+        return most_attended(far_q.transpose(0, 1).to(q.dtype), keys, nearer, choice)
 
 
 def _masked_scores(q: torch.Tensor, k: torch.Tensor, inside: torch.Tensor) -> torch.Tensor:

@@ -124,6 +124,7 @@ def block_votes(
     per_kv_head: bool,
     soft: bool = True,
     allowed: torch.Tensor | None = None,
+    beside: torch.Tensor | None = None,
     num_sms: int = 1,
     tuning: ScoreTuning | None = None,
 ) -> torch.Tensor:
@@ -141,6 +142,8 @@ def block_votes(
         per_kv_head: One set of votes per KV head, instead of their sum.
         soft: Sum of softmax probabilities; False is the sum of scaled scores.
         allowed: [≥ high + 1] int32, running count of positions that may be selected.
+        beside: [num_chunks, num_qo_heads] float32: log-sum-exp of scaled scores of keys that are no
+            candidates, and share the softmax with them.
         num_sms: Multiprocessors of the device.
         tuning: Tile sizes.
 
@@ -167,7 +170,10 @@ def block_votes(
         num_sms=num_sms,
         tuning=tuning or ScoreTuning(),
     )
-    return _votes(block, _log_sums(block) if soft else None, num_kv if per_kv_head else 1)
+    lse = _log_sums(block) if soft else None
+    if lse is not None and beside is not None:
+        lse = torch.logaddexp2(lse, beside * LOG2_E)
+    return _votes(block, lse, num_kv if per_kv_head else 1)
 
 
 def _log_sums(block: _Block) -> torch.Tensor:
