@@ -144,6 +144,22 @@ def test_what_an_eviction_costs_is_known_once_the_machine_was_measured(
     assert ["to", "redo", "51", "s"] in [line.split() for line in shown]
 
 
+def test_cache_list_and_show_know_an_entry_that_lost_a_file(
+    cli: Cli, services: FakeServices, entries: list[str]
+) -> None:
+    for path in services.home().store.rglob("kv.bin"):
+        path.unlink()
+    listed = {row.split()[0]: row for row in cli("cache", "list").stdout.splitlines()}
+    assert " damaged " in listed[entries[0][:10]]
+    shown = cli("cache", "show", entries[0]).stdout
+    assert "kv.bin is missing or empty" in shown
+    value = cli("cache", "show", entries[0], "--json").json()
+    assert (value["status"], value["committed_tokens"]) == ("damaged", 0)
+    result = cli("cache", "verify", entries[0])
+    assert result.code == 5
+    assert "kv.bin is missing or empty" in result.stderr
+
+
 @pytest.mark.parametrize("command", ["list", "show"])
 def test_the_cache_fits_a_terminal_of_80_columns(
     cli: Cli, entries: list[str], command: str

@@ -114,8 +114,9 @@ def cache_list(run: Run) -> None:
     bytes; what is shared goes with the last entry that uses it. "To redo" is how long its own
     tokens would take to compute again, "?" where this machine was never measured with the model.
 
-    "complete" says that all of it was computed and is there. No page is read for the list: whether
-    one is damaged, `tsdoc cache verify` tells.
+    "complete" says that all of it was computed and is there, "damaged" that a file is missing, has
+    the wrong size or cannot be understood; `tsdoc cache show` says which. No page is read for the
+    list: whether one is damaged, `tsdoc cache verify` tells.
     """
     store = open_store(run)
     entries = store.list()

@@ -52,11 +52,16 @@ def open_file(path: Path, flags: int) -> int:
             ) from None
         raise
     info = os.fstat(fd)
-    if stat.S_ISREG(info.st_mode) and info.st_uid == os.getuid():
+    if is_own_file(info):
         return fd
     os.close(fd)
     what = "belongs to another user" if stat.S_ISREG(info.st_mode) else "is not a regular file"
     raise DamagedStoreError(what, where=str(path))
+
+
+def is_own_file(info: os.stat_result) -> bool:
+    """Tells whether that is a regular file (no link) of this user."""
+    return stat.S_ISREG(info.st_mode) and info.st_uid == os.getuid()
 
 
 def own_dir(path: Path) -> bool:

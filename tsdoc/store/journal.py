@@ -57,6 +57,11 @@ def journal_record(segment_id: str, start: int, end: int, checksums: Words) -> b
     return _sealed(words, np.ascontiguousarray(checksums, dtype="<u8"), segment_id)
 
 
+def least_bytes(start: int, end: int, num_layers: int) -> int:
+    """Size of the shortest journal in which [start, end) is committed: as one block."""
+    return HEADER_BYTES + 8 * (_FIXED_WORDS + 2 * num_layers * page_count(start, end))
+
+
 @dataclass(slots=True, kw_only=True)
 class Journal:
     """What a segment's journal says, per page of the segment [start, end).

@@ -103,6 +103,8 @@ def _committed(entry: EntryUse) -> int:
     ends = [part.end for part in manifest.parts] if manifest is not None else [1 << 31]
     end = 0
     for segment, limit in zip(entry.segments, ends, strict=False):
+        if segment.status != "complete":
+            break
         try:
             files = inspect_segment(segment.directory)
         except StoreError:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from tsdoc.errors import DamagedStoreError, StoreFormatError
-from tsdoc.store.files import has_ours, named_dirs, read_json
-from tsdoc.store.journal import HEADER_BYTES
+from tsdoc.store.files import has_ours, is_own_file, named_dirs, read_json
+from tsdoc.store.journal import HEADER_BYTES, least_bytes
 from tsdoc.store.key import FORMAT
-from tsdoc.store.manifest import Manifest, read_manifest
+from tsdoc.store.manifest import Manifest, Part, read_manifest
 from tsdoc.store.segment import SEGMENT_FILES, SegmentInfo, read_info
+from tsdoc.store.tokens import tokens_bytes
 
 Status = Literal["complete", "incomplete", "damaged", "orphan", "stale", "newer"]
 
@@ -24,15 +25,23 @@ class SegmentUse:
     """A segment's directory, as seen by a survey.
 
     Attributes:
-        num_bytes: Its files, kv.bin counted at the size that is reserved or being reserved.
+        sizes: Bytes of each of `SEGMENT_FILES`, 0 for what is not there or not ours.
+        problem: Which file is missing or wrong, as far as that can be seen from outside.
         users: Entries that name it, as (model key, entry id).
     """
 
     directory: Path
-    num_bytes: int
+    sizes: Mapping[str, int]
     info: SegmentInfo | None
     status: Status
+    problem: str
     users: set[tuple[str, str]] = field(default_factory=set)
+
+    @property
+    def num_bytes(self) -> int:
+        """Its files, kv.bin counted at the size that is reserved or being reserved."""
+        missing = 0 if self.info is None else self.info.kv_bytes - self.sizes["kv.bin"]
+        return sum(self.sizes.values()) + max(missing, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +107,7 @@ class Survey:
 
 
 def survey(key_dirs: Iterable[Path]) -> Survey:
-    """Looks at every entry and segment; reads only their JSON files."""
+    """Looks at every entry and segment; reads only their JSON files, of others takes the size."""
     entries: list[EntryUse] = []
     segments: list[SegmentUse] = []
     for directory in key_dirs:
@@ -120,8 +129,9 @@ def survey_key(directory: Path) -> tuple[list[EntryUse], list[SegmentUse]]:
         held = tuple(segments[name] for name in dict.fromkeys(named) if name in segments)
         for segment in held:
             segment.users.add((directory.name, path.name))
-        if status in ("complete", "incomplete") and _is_broken(manifest, held):
-            status, problem = "damaged", "a segment it names is missing or damaged"
+        if manifest is not None and status in ("complete", "incomplete"):
+            problem = _broken(manifest, segments)
+            status = "damaged" if problem else status
         if status is not None:
             entries.append(
                 EntryUse(
@@ -160,38 +170,74 @@ def _format_status(path: Path) -> Status | None:
 def _look_at_segment(directory: Path, alien: Status | None) -> SegmentUse:
     info: SegmentInfo | None = None
     status: Status = "complete"
+    problem = ""
+    sizes = {name: _size(directory / name) for name in SEGMENT_FILES}
     try:
         info = read_info(directory)
     except StoreFormatError as error:
-        status = "newer" if error.version > FORMAT else "stale"
+        status, problem = "newer" if error.version > FORMAT else "stale", error.message
     except DamagedStoreError:
-        status = "damaged"
-    sizes = {name: _size(directory / name) for name in SEGMENT_FILES}
-    if info is not None:
-        sizes["kv.bin"] = max(sizes["kv.bin"], info.kv_bytes)
+        status, problem = "damaged", "segment.json is missing or damaged"
+    else:
+        problem = _wrong_size(info, sizes)
+        status = "damaged" if problem else status
     return SegmentUse(
-        directory=directory,
-        num_bytes=sum(sizes.values()),
-        info=info,
-        status=alien or status,
+        directory=directory, sizes=sizes, info=info, status=alien or status, problem=problem
     )
+
+
+def _wrong_size(info: SegmentInfo, sizes: Mapping[str, int]) -> str:
+    """Which file cannot be what it was, whether or not the segment is finished; "" for none."""
+    wanted = {"tokens.bin": tokens_bytes(info.end, info.chunk_size)}
+    if sizes["journal.bin"] > HEADER_BYTES:  # something is committed, so its room was reserved
+        wanted["kv.bin"] = info.kv_bytes
+    wrong = (_compare(name, sizes[name], size) for name, size in wanted.items())
+    return next(filter(None, wrong), "")
+
+
+def _compare(name: str, size: int, wanted: int, *, or_more: bool = False) -> str:
+    if size == wanted:
+        return ""
+    if not size:
+        return f"{name} is missing or empty"
+    return f"{name} has {size:,} bytes instead of {wanted:,}{' or more' if or_more else ''}"
 
 
 def _look_at_entry(path: Path, alien: Status | None) -> tuple[Manifest | None, Status | None, str]:
     try:
         manifest = read_manifest(path)
     except StoreFormatError as error:
-        return None, "newer" if error.version > FORMAT else "stale", error.message
+        status: Status = "newer" if error.version > FORMAT else "stale"
+        return None, status, f"manifest.json {error.message}"
     except DamagedStoreError as error:
-        return None, alien or "damaged", error.message
+        return None, alien or "damaged", f"manifest.json {error.message}"
     if manifest is None:
         return None, None, ""
     return manifest, alien or ("complete" if manifest.complete else "incomplete"), ""
 
 
-def _is_broken(manifest: Manifest | None, held: tuple[SegmentUse, ...]) -> bool:
-    named = {p.segment_id for p in manifest.parts} if manifest is not None else set()
-    return len(held) < len(named) or any(s.status != "complete" for s in held)
+def _broken(manifest: Manifest, segments: Mapping[str, SegmentUse]) -> str:
+    """Says what of an entry cannot be used, as far as that can be seen; "" where all can."""
+    for part in manifest.parts:
+        problem = _part_problem(part, segments.get(part.segment_id), whole=manifest.complete)
+        if problem:
+            return f"segments/{part.segment_id} {problem}"
+    return ""
+
+
+def _part_problem(part: Part, segment: SegmentUse | None, *, whole: bool) -> str:
+    if segment is None:
+        return "is missing"
+    if segment.info is None or segment.status != "complete":
+        return f"is {segment.status}: {segment.problem}"
+    if not whole:
+        return ""
+    info, sizes = segment.info, segment.sizes
+    least = least_bytes(part.start, part.end, info.shape.num_layers)
+    problem = _compare("kv.bin", sizes["kv.bin"], info.kv_bytes)
+    if not problem and sizes["journal.bin"] < least:
+        problem = _compare("journal.bin", sizes["journal.bin"], least, or_more=True)
+    return f"is damaged: {problem}" if problem else ""
 
 
 def _orphan(directory: Path, segment: SegmentUse) -> EntryUse:
@@ -202,7 +248,7 @@ def _orphan(directory: Path, segment: SegmentUse) -> EntryUse:
         directory=segment.directory,
         status=segment.status if alien else "orphan",
         manifest=None,
-        problem="" if segment.info is not None else "segment.json is missing or damaged",
+        problem=segment.problem,
         segments=(segment,),
         last_used=_last_used(segment.directory),
     )
@@ -210,9 +256,10 @@ def _orphan(directory: Path, segment: SegmentUse) -> EntryUse:
 
 def _size(path: Path) -> int:
     try:
-        return path.lstat().st_size
+        info = path.lstat()
     except OSError:
         return 0
+    return info.st_size if is_own_file(info) else 0
 
 
 def _last_used(directory: Path) -> float:

@@ -37,7 +37,7 @@ class TokensPeek:
     @property
     def ids_offset(self) -> int:
         """Where the ids begin."""
-        return 8 * _WORDS + 16 * (self.num_tokens // self.chunk_size)
+        return tokens_bytes(self.num_tokens, self.chunk_size) - 4 * self.num_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +55,11 @@ class TokensHeader:
     def num_tokens(self) -> int:
         """Number of ids."""
         return self.peek.num_tokens
+
+
+def tokens_bytes(num_tokens: int, chunk_size: int) -> int:
+    """Exact size of tokens.bin."""
+    return 8 * _WORDS + 16 * (num_tokens // chunk_size) + 4 * num_tokens
 
 
 def first_hash(hashes: Hashes) -> tuple[int, int]:
@@ -126,7 +131,7 @@ def read_header(
     peek = peek_tokens(directory)
     if (peek.entry_id, peek.num_tokens, peek.chunk_size) != (entry_id, num_tokens, chunk_size):
         raise DamagedStoreError("does not fit segment.json", where=str(peek.path))
-    total = peek.ids_offset + 4 * num_tokens
+    total = tokens_bytes(num_tokens, chunk_size)
     body = _read(peek.path, 8 * _WORDS, peek.ids_offset - 8 * _WORDS, total=total)
     if xxhash.xxh3_64_intdigest(body) != peek.hashes_digest:
         raise DamagedStoreError("does not match its checksum", where=str(peek.path))
