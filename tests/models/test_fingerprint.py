@@ -4,6 +4,7 @@ import hashlib
 import os
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,12 @@ import pytest
 from tsdoc.errors import ModelError
 from tsdoc.home import Home
 from tsdoc.models import fingerprint
-from tsdoc.models.fingerprint import content_hash, model_fingerprint, tokenizer_fingerprint
+from tsdoc.models.fingerprint import (
+    content_hash,
+    file_sha256,
+    model_fingerprint,
+    tokenizer_fingerprint,
+)
 
 
 @pytest.fixture
@@ -65,6 +71,77 @@ def test_a_file_that_changed_just_now_is_not_remembered(home: Home, tmp_path: Pa
     path.write_bytes(b"x")
     assert content_hash(path, home) == hashlib.sha256(b"x").hexdigest()
     assert not (home.models / "content-hashes.json").exists()
+
+
+class Meanwhile:
+    """Does something to a file during the first `times` readings of it."""
+
+    def __init__(self, change: Callable[[Path], None], times: int) -> None:
+        self.readings = 0
+        self._change, self._times = change, times
+
+    def __call__(self, path: Path) -> str:
+        digest = file_sha256(path)
+        self.readings += 1
+        if self.readings <= self._times:
+            time.sleep(0.02)  # more than the clock's grain, so that ctime shows it
+            self._change(path)
+        return digest
+
+
+def make_link(path: Path) -> None:
+    os.link(path, path.with_name(f"link {path.stat().st_nlink}"))
+
+
+def write_secretly(path: Path) -> None:
+    """Changes the content, and sets mtime back."""
+    info = path.stat()
+    path.write_bytes(bytes([path.read_bytes()[0] + 1]))
+    os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns))
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_hard_link_made_meanwhile_changes_nothing(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"1")
+    reader = Meanwhile(make_link, times)
+    monkeypatch.setattr(fingerprint, "file_sha256", reader)
+    assert content_hash(path, home) == hashlib.sha256(b"1").hexdigest()
+    assert reader.readings == 2
+    assert not (home.models / "content-hashes.json").exists()
+
+
+def test_what_is_written_meanwhile_with_mtime_set_back_is_read(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"1")
+    monkeypatch.setattr(fingerprint, "file_sha256", Meanwhile(write_secretly, 1))
+    assert content_hash(path, home) == hashlib.sha256(b"2").hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("change", "times"),
+    [
+        (write_secretly, 2),
+        (lambda path: path.write_bytes(b"3"), 1),
+        (lambda path: os.truncate(path, 0), 1),
+    ],
+)
+def test_a_file_that_is_being_written_is_refused(
+    home: Home,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[Path], None],
+    times: int,
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"1")
+    monkeypatch.setattr(fingerprint, "file_sha256", Meanwhile(change, times))
+    with pytest.raises(ModelError, match="changes while it is read"):
+        content_hash(path, home)
 
 
 def test_a_damaged_cache_only_costs_hashing(home: Home, copy: Path) -> None:

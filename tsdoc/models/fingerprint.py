@@ -54,22 +54,40 @@ def content_hash(path: Path, home: Home) -> str:
     Raises:
         ModelError: it cannot be read, or changes while it is read.
     """
-    started_ns = time.time_ns()
     key = str(path.resolve())
     cache_path = _cache_path(home)
     cache = _read_cache(cache_path) if cache_path is not None else {}
-    identity = _identity(path)
     known = cache.get(key)
-    if isinstance(known, list) and len(known) == 2 and known[0] == identity:
+    if isinstance(known, list) and len(known) == 2 and known[0] == _identity(path):
         return str(known[1])
-    digest = file_sha256(path)
-    if _identity(path) != identity:
-        raise ModelError("the file changes while it is read", where=str(path))
-    if cache_path is not None and started_ns - identity[-1] > _GRAIN_NS:
+    digest, identity = _hash_unchanged(path)
+    if cache_path is not None and identity is not None:
         cache.pop(key, None)
         cache[key] = [identity, digest]
         _write_cache(cache_path, dict(list(cache.items())[-_MAX_ENTRIES:]))
     return digest
+
+
+def _hash_unchanged(path: Path) -> tuple[str, list[int] | None]:
+    """Returns the SHA-256 of a file to which nobody writes, and what to remember it with.
+
+    Where ctime alone changes meanwhile, a hard link to the file was made or removed, or somebody
+    wrote and set mtime back. So the file is read again: it has to stay as it is now, or to have the
+    same content, which is not remembered then.
+    """
+    earlier = None
+    while True:
+        started_ns = time.time_ns()
+        before = _identity(path)
+        digest = file_sha256(path)
+        after = _identity(path)
+        if after == before:
+            return digest, before if started_ns - before[-1] > _GRAIN_NS else None
+        if after[:-1] != before[:-1] or earlier not in (None, digest):
+            raise ModelError("the file changes while it is read", where=str(path))
+        if digest == earlier:
+            return digest, None
+        earlier = digest
 
 
 def file_sha256(path: Path) -> str:
