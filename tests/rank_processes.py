@@ -15,7 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tsdoc.kernels.ranks import SOLO, Mesh, join_ranks
+from tsdoc.kernels.meeting import join_ranks
+from tsdoc.kernels.ranks import SOLO, Mesh
 
 
 def run_processes(

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from tsdoc.kernels import ranks
-from tsdoc.kernels.ranks import Mesh, join_ranks
+from tsdoc.kernels import meeting
+from tsdoc.kernels.meeting import join_ranks
+from tsdoc.kernels.ranks import Mesh
 from tsdoc.kernels.shards import shard_groups
 
 
@@ -65,7 +66,7 @@ def test_what_ties_on_every_rank_ties_in_the_sum(size: int, tmp_path: Path) -> N
 
 def test_nobody_has_met_before_all_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The first to come away removes the file, which a later one may still have to read.
-    make, ready = ranks._make_gloo_here, {}
+    make, ready = meeting._make_gloo_here, {}
 
     def make_slowly(store: Any, rank: int, size: int) -> Any:
         group = make(store, rank, size)
@@ -74,7 +75,7 @@ def test_nobody_has_met_before_all_have(tmp_path: Path, monkeypatch: pytest.Monk
             ready["at"] = time.monotonic()
         return group
 
-    monkeypatch.setattr(ranks, "_make_gloo_here", make_slowly)
+    monkeypatch.setattr(meeting, "_make_gloo_here", make_slowly)
     joined = meet(tmp_path / "meeting", 2, 1, lambda mesh: time.monotonic())
     assert min(joined) >= ready["at"]
 

@@ -51,7 +51,7 @@ def _follow(rank: int, meeting: str, lines: queue.SimpleQueue[str]) -> None:
     import torch  # noqa: F401 - before it says that it is ready
 
     from tsdoc.kernels.devices import choose_gpu
-    from tsdoc.kernels.ranks import join_ranks
+    from tsdoc.kernels.meeting import join_ranks
     from tsdoc.parallel.follower import Follower
 
     if job.device == "cuda":

@@ -16,7 +16,8 @@ import torch
 from torch.distributed.rendezvous import rendezvous
 
 from tsdoc.errors import RankError, UsageError
-from tsdoc.kernels.ranks import FOREVER, Ranks, join_group, join_hosts
+from tsdoc.kernels.meeting import FOREVER, join_group, join_hosts
+from tsdoc.kernels.ranks import Ranks
 from tsdoc.parallel.job import Job, load_shard
 
 if TYPE_CHECKING:

@@ -20,7 +20,8 @@ from tsdoc.errors import RankError
 from tsdoc.kernels.devices import finish_work
 from tsdoc.kernels.interface import DeviceCache
 from tsdoc.kernels.kv import KVPiece
-from tsdoc.kernels.ranks import Mesh, join_ranks
+from tsdoc.kernels.meeting import join_ranks
+from tsdoc.kernels.ranks import Mesh
 from tsdoc.kernels.sharded_cache import ShardedCache, ShardedDecode
 from tsdoc.parallel.alarm import Alarm
 from tsdoc.parallel.hosts import Hosts
