@@ -36,8 +36,9 @@ from tsdoc.ingest.options import IngestOptions
 from tsdoc.ingest.sources import check_complete, read_sources
 from tsdoc.kernels.devices import Device, resolve_device
 from tsdoc.progress import Reporter
-from tsdoc.session.loading import load_model, reread_tokens, resolve_compute_dtype
+from tsdoc.session.loading import load_model
 from tsdoc.session.opening import OpenedModel, open_model
+from tsdoc.session.resolving import reread_tokens, resolve_compute_dtype
 from tsdoc.settings import ParallelSettings, Settings
 from tsdoc.store.files import STORE_NOT_WRITABLE
 

@@ -19,7 +19,8 @@ from tsdoc.kernels.timing import Timer, make_timer
 from tsdoc.profile.memory import ROOM, check_memory, kv_shape
 from tsdoc.profile.prompt import ProfilePrompt
 from tsdoc.profile.timed import Recorder, TimedBackend, TimedDecoder
-from tsdoc.session.loading import LoadedModel, index_config, load_model, load_random
+from tsdoc.session.loading import LoadedModel, load_model, load_random
+from tsdoc.session.resolving import index_config
 from tsdoc.settings import ParallelSettings, Settings
 from tsdoc.store.key import ModelKey
 

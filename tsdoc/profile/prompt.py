@@ -23,7 +23,7 @@ from tsdoc.progress import Reporter
 from tsdoc.prompt.chat import load_template
 from tsdoc.prompt.tokenizer import Ids, TextTokenizer
 from tsdoc.session import open_session
-from tsdoc.session.loading import resolve_compute_dtype
+from tsdoc.session.resolving import resolve_compute_dtype
 from tsdoc.settings import Settings
 
 QUESTION = "What is this document about, and what does it say at its end?"

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from tsdoc.kernels.devices import Device
 from tsdoc.models.locate import LocatedModel
-from tsdoc.session.loading import LoadedModel, build_engine, index_config, load_model
+from tsdoc.session.loading import LoadedModel, build_engine, load_model
+from tsdoc.session.resolving import index_config
 from tsdoc.settings import Settings
 
 if TYPE_CHECKING:

@@ -13,12 +13,12 @@ from tsdoc.kernels.devices import Device
 from tsdoc.kernels.index_use import IndexConfig
 from tsdoc.models.config import ModelConfig
 from tsdoc.models.locate import LocatedModel
-from tsdoc.models.weights import open_weights, stored_sizes
+from tsdoc.models.weights import open_weights
 from tsdoc.page_tables import populate
 from tsdoc.progress import Reporter
 from tsdoc.session.calibration import num_cpus
-from tsdoc.settings import EngineSettings, ParallelSettings, SelectionSettings, Settings
-from tsdoc.store.key import KVShape
+from tsdoc.session.resolving import MEMORY_MARGIN, narrows_weights
+from tsdoc.settings import EngineSettings, ParallelSettings, SelectionSettings
 from tsdoc.terminal import format_count
 
 if TYPE_CHECKING:
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from tsdoc.engine.engine import Engine
     from tsdoc.engine.team import Team
     from tsdoc.kernels.interface import Backend
-
-MEMORY_MARGIN = 1 << 30  # left for activations and the rest of the machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,23 +47,6 @@ class LoadedModel:
     def close(self) -> None:
         """Ends the other ranks."""
         self.team.followers.close()
-
-
-def resolve_compute_dtype(settings: EngineSettings, model: LocatedModel, device: Device) -> str:
-    """Returns "float32" or "bfloat16" for `compute_dtype`.
-
-    auto is bfloat16 on a GPU. On a CPU it is float32, the faster one on those measured, unless
-    weights that lie on disk in a smaller type would not fit in memory once widened.
-    """
-    if settings.compute_dtype != "auto":
-        return settings.compute_dtype
-    if device == "cuda":
-        return "bfloat16"
-    import psutil
-
-    widened = sum(4 * count for count, bits in stored_sizes(model.directory) if bits < 32)
-    fits = widened + MEMORY_MARGIN <= psutil.virtual_memory().total // 2
-    return "float32" if fits else "bfloat16"
 
 
 def warn_of_few_cores(parallel: ParallelSettings, device: Device, reporter: Reporter) -> None:
@@ -192,7 +173,7 @@ def _load(
         decoder=decoder,
         backend=TorchBackend(num_kv_heads=config.num_kv_heads, workers=workers),
         team=ALONE,
-        steps=decoder.narrowed() if _narrows(settings, config, dtype) else None,
+        steps=decoder.narrowed() if narrows_weights(settings, config, dtype) else None,
     )
 
 
@@ -204,23 +185,6 @@ def _read_ahead(decoder: Decoder) -> None:
     if sum(size for _, size in places) + MEMORY_MARGIN <= psutil.virtual_memory().available:
         args = (places,)
         threading.Thread(target=populate, args=args, name="tsdoc-weights", daemon=True).start()
-
-
-def _narrows(settings: EngineSettings, config: ModelConfig, dtype: torch.dtype) -> bool:
-    """Whether a CPU's generated tokens are computed with weights in bfloat16."""
-    import psutil
-    import torch
-
-    from tsdoc.engine.random_weights import tensor_shapes
-
-    if dtype != torch.float32 or settings.decode_weights == "float32":
-        return False
-    if settings.decode_weights == "bfloat16":
-        return True
-    if settings.compute_dtype != "auto":  # float32 was asked for
-        return False
-    num_bytes = 2 * sum(math.prod(shape) for shape in tensor_shapes(config).values())
-    return num_bytes + MEMORY_MARGIN <= psutil.virtual_memory().available
 
 
 def build_engine(
@@ -248,41 +212,6 @@ def build_engine(
         index=index,
         team=loaded.team,
         steps=loaded.steps,
-    )
-
-
-def reread_tokens(settings: EngineSettings, device: str) -> int:
-    """Tokens that are read again before a question on a device, at most."""
-    if settings.reread_tokens is not None:
-        return settings.reread_tokens
-    return 128 if device == "cpu" else 512
-
-
-def index_config(settings: EngineSettings) -> IndexConfig | None:
-    """How questions and answers find candidates; None reads all keys."""
-    if settings.index == "none":
-        return None
-    return IndexConfig(candidates=settings.index_candidates)
-
-
-def uses_index(settings: Settings, num_tokens: int) -> bool:
-    """Whether questions about `num_tokens` tokens find candidates by the key index.
-
-    Several ranks score every key.
-    """
-    if settings.parallel.size > 1:
-        return False
-    index = index_config(settings.engine)
-    return index is not None and index.applies(settings.selection, num_tokens)
-
-
-def kv_shape(config: ModelConfig, kv_dtype: str) -> KVShape:
-    """Returns the shape of a model's K and V."""
-    return KVShape(
-        num_layers=config.num_layers,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        kv_dtype=kv_dtype,
     )
 
 

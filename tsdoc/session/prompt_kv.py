@@ -9,8 +9,8 @@ from tsdoc.errors import CorruptPageError, DamagedStoreError
 from tsdoc.kernels.devices import Device
 from tsdoc.session.engines import Engines
 from tsdoc.session.indexing import prepare_index
-from tsdoc.session.loading import uses_index
 from tsdoc.session.prefill import Prefill, PromptKV
+from tsdoc.session.resolving import uses_index
 from tsdoc.session.results import Estimate
 from tsdoc.settings import Settings
 

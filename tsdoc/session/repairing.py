@@ -17,11 +17,11 @@ from tsdoc.session.calibration import Calibration, num_cpus
 from tsdoc.session.loading import (
     LoadedModel,
     build_engine,
-    kv_shape,
     load_model,
     warn_of_few_cores,
 )
 from tsdoc.session.prefill import Prefill
+from tsdoc.session.resolving import kv_shape
 from tsdoc.settings import ModelSettings, SelectionSettings, Settings
 from tsdoc.store import PAGE_SIZE, EntryInfo, ModelKey, Store
 from tsdoc.store.key import Ids, entry_id

@@ -23,15 +23,11 @@ from tsdoc.prompt.chat import ChatTemplate
 from tsdoc.prompt.tokenizer import TextTokenizer
 from tsdoc.session.calibration import Calibration, num_cpus
 from tsdoc.session.engines import Engines
-from tsdoc.session.loading import (
-    kv_shape,
-    reread_tokens,
-    resolve_compute_dtype,
-    warn_of_few_cores,
-)
+from tsdoc.session.loading import warn_of_few_cores
 from tsdoc.session.prefill import Prefill
 from tsdoc.session.prompt_kv import KeptPrompt
 from tsdoc.session.question import lay_out
+from tsdoc.session.resolving import kv_shape, reread_tokens, resolve_compute_dtype
 from tsdoc.session.results import Answer, Estimate, Prepared
 from tsdoc.session.tail import Tail
 from tsdoc.session.transcript import StopAnswer, Transcript

@@ -11,7 +11,7 @@ from tsdoc.eval.policies.interface import Followed, ModelContext, Reply
 from tsdoc.kernels.kv import KVPiece
 from tsdoc.kernels.shared_kv import make_piece
 from tsdoc.prompt.tokenizer import Ids
-from tsdoc.session.loading import index_config, reread_tokens
+from tsdoc.session.resolving import index_config, reread_tokens
 from tsdoc.settings import Settings
 
 if TYPE_CHECKING:
