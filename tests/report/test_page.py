@@ -149,3 +149,22 @@ def test_a_target_that_cannot_be_is_refused_before(tmp_path: Path) -> None:
 def test_a_full_disk_is_a_matter_of_resources() -> None:
     with pytest.raises(ResourceError, match=os.strerror(28)):
         write_page(Path("/dev/full"), "x" * 100_000)
+
+
+def test_only_pages_of_its_own_and_empty_files_are_replaced(templates: Path) -> None:
+    target = templates / "page.html"
+    target.touch()
+    check_target(target)
+    write_page(target, rendered())
+    check_target(target)
+    target.write_text("<!doctype html><p>A source, whose name was mistyped.</p>")
+    with pytest.raises(UsageError, match="no page that tsdoc wrote"):
+        check_target(target)
+
+
+def test_a_page_that_may_not_be_written_is_refused_before_the_work(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(UsageError, match="no permission"):
+        check_target(tmp_path / "page.html")

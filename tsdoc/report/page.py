@@ -12,6 +12,7 @@ import base64
 import errno
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from tsdoc.errors import ResourceError, UsageError
 from tsdoc.terminal import visible
 
 TEMPLATES = Path(__file__).parent / "templates"
+GENERATOR = b'<meta name="generator" content="tsdoc">'
+HEAD_BYTES = 1024  # in which it stands
 
 
 def render_page(name: str, *, title: str, data: Mapping[str, Any], **figures: Any) -> str:
@@ -73,15 +76,32 @@ def content_policy(style: str, script: str) -> str:
 
 
 def check_target(path: Path) -> None:
-    """Checks, before long work, that a page can be written to `path`.
+    """Checks, before long work, that a page can be written to `path`, and replaces nothing else.
 
     Raises:
-        UsageError: it is a directory, or lies in none.
+        UsageError: it is a directory, or lies in none; or a file that is no page of tsdoc's, such
+            as a source whose name was mistyped; or this user cannot write it.
     """
     if path.is_dir():
         raise UsageError("is a directory; an HTML page goes into a file", where=str(path))
     if not path.parent.is_dir():
         raise UsageError("the directory of the HTML page does not exist", where=str(path))
+    if path.is_file() and not _is_page(path):
+        raise UsageError(
+            "exists, and is no page that tsdoc wrote", where=str(path), hint="Choose another name."
+        )
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UsageError("the page cannot be written (no permission)", where=str(path))
+
+
+def _is_page(path: Path) -> bool:
+    """Whether a file is a page of tsdoc's, or empty."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(HEAD_BYTES)
+    except OSError:
+        return False
+    return not head or GENERATOR in head
 
 
 def write_page(path: Path, page: str) -> None:
