@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -10,14 +12,17 @@ from tests.tiny_models import (
     FAMILIES,
     ROPES,
     covering,
+    make_config,
     make_engine,
     make_oracle,
     memory_piece,
     token_ids,
 )
+from tsdoc.engine.decoder import read_weights
 from tsdoc.engine.engine import Engine
 from tsdoc.engine.forward import chunk_bounds
 from tsdoc.engine.generate import GenerationConfig
+from tsdoc.errors import ModelError
 
 TOLERANCE = 1e-3  # maximum absolute difference of logits in float32
 NUM_TOKENS = 150
@@ -104,3 +109,19 @@ def test_greedy_tokens_equal_transformers(family: str, theta: float | None) -> N
             eos_token_id=None,
         )[0, NUM_TOKENS:].tolist()
     assert actual == expected
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [("qwen2", {"num_layers": 1}), ("qwen2", {"qkv_bias": False}), ("qwen3", {"qk_norm": False})],
+)
+def test_weights_that_the_config_has_no_place_for_are_refused(
+    family: str, changes: dict[str, object]
+) -> None:
+    oracle = make_oracle(family)
+    config = dataclasses.replace(make_config(oracle), **changes)
+    weights = oracle.state_dict() | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
+    with pytest.raises(ModelError, match=r"the weights hold model\.layers\.\S+, for which"):
+        read_weights(config, weights, torch.float32, torch.device("cpu"))
+    whole = make_config(oracle)
+    assert read_weights(whole, weights, torch.float32, torch.device("cpu")).layer(0) is not None

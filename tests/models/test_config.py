@@ -77,6 +77,10 @@ def test_scaling_is_read_under_its_old_and_new_name(key: str) -> None:
         ({"num_attention_heads": 3}, "impossible"),
         ({"num_hidden_layers": 0}, "num_hidden_layers"),
         ({"vocab_size": "many"}, "incomplete or damaged"),
+        ({"num_hidden_layers": 10**12}, "num_hidden_layers is impossible"),
+        ({"head_dim": -2}, "are impossible"),
+        ({"head_dim": 10**6}, "are impossible"),
+        ({"num_attention_heads": 10**9, "num_key_value_heads": 10**9}, "are impossible"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantised as awq"),
         (
             {"architectures": ["MistralForCausalLM"], "sliding_window": 4096},

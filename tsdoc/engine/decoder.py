@@ -15,6 +15,7 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
+from tsdoc.engine.random_weights import tensor_shapes
 from tsdoc.engine.tensor_split import UNSPLIT, TensorSplit
 from tsdoc.errors import ModelError
 from tsdoc.kernels.products import Linear, NarrowProducts, Products
@@ -205,8 +206,9 @@ def read_weights(
     """Takes what is outside the layers.
 
     Raises:
-        ModelError: a tensor is missing or has the wrong shape.
+        ModelError: a tensor is missing or has the wrong shape, or a layer has one more.
     """
+    _refuse_what_has_no_place(config, weights)
     take = _Taker(weights, dtype, device)
     hidden = config.hidden_size
     embedding = take("model.embed_tokens.weight", config.vocab_size, hidden)
@@ -219,6 +221,21 @@ def read_weights(
         config=config,
         take=take,
     )
+
+
+def _refuse_what_has_no_place(config: ModelConfig, weights: Mapping[str, torch.Tensor]) -> None:
+    """Refuses weights of layers, or biases and norms, that the config does not have.
+
+    Without them the model would be another one, and its answers nonsense.
+
+    Raises:
+        ModelError: there are some.
+    """
+    known = tensor_shapes(config)
+    for name in weights:
+        # RoPE's frequencies are no weights; early checkpoints hold them.
+        if name.startswith("model.layers.") and name not in known and "inv_freq" not in name:
+            raise ModelError(f"the weights hold {name}, for which config.json has no place")
 
 
 class _Taker:

@@ -27,6 +27,7 @@ ARCHITECTURES = {
     "Qwen3ForCausalLM": "qwen3",
 }
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+MAX_LAYERS, MAX_HEADS, MAX_HEAD_DIM = 4096, 4096, 16_384
 _COUNTS = (
     "hidden_size",
     "intermediate_size",
@@ -190,12 +191,14 @@ def _build(
     num_kv_heads = int(config.get("num_key_value_heads") or num_qo_heads)
     hidden_size = int(config["hidden_size"])
     head_dim = int(config.get("head_dim") or hidden_size // num_qo_heads)
-    if num_qo_heads <= 0 or num_kv_heads <= 0 or num_qo_heads % num_kv_heads or head_dim % 2:
+    heads_fit = 0 < num_kv_heads <= num_qo_heads < MAX_HEADS and num_qo_heads % num_kv_heads == 0
+    if not heads_fit or head_dim % 2 or not 0 < head_dim < MAX_HEAD_DIM:
         raise ModelError(
             f"{num_qo_heads} query heads over {num_kv_heads} KV heads of {head_dim} are impossible"
         )
     for key in _COUNTS:
-        if int(config[key]) <= 0:
+        limit = MAX_LAYERS if key == "num_hidden_layers" else 1 << 31
+        if not 0 < int(config[key]) < limit:
             raise ModelError(f"{key} is impossible ({config[key]})")
     if config.get("hidden_act", "silu") not in ("silu", "swish"):
         raise ModelError(f"activation {config['hidden_act']!r} is not supported (only silu)")
