@@ -88,6 +88,16 @@ def test_page_ranges_are_physical_pages(pdf: Path) -> None:
         read(pdf, pages=((7, 7), (9, LAST_PAGE)))
 
 
+@pytest.mark.parametrize(
+    ("contents", "message"),
+    [([], "has no pages"), (["", ""], "holds no text that can be read: its pages are blank")],
+)
+def test_a_pdf_of_no_or_blank_pages_is_said(pdf: Path, contents: list[str], message: str) -> None:
+    pdf.write_bytes(make_pdf(contents))
+    with pytest.raises(InputError, match=message):
+        read(pdf)
+
+
 def test_pages_without_text_are_named_and_blank_ones_are_not(pdf: Path) -> None:
     image = (
         b"<</Length 64>>\nstream\nq 500 0 0 700 50 50 cm BI /W 1 /H 1 /BPC 8 /CS /G ID x EI Q"

@@ -248,3 +248,20 @@ def test_progress_counts_bytes_to_the_total(tmp_path: Path) -> None:
 def test_a_document_can_be_written_as_json(tmp_path: Path) -> None:
     root = make_tree(tmp_path / "r", {"a.txt": "x\n"})
     json.dumps(asdict(read(root)), default=str).encode("utf-8")
+
+
+@pytest.mark.parametrize("cells", [[], [{}], [{"cell_type": "code", "source": []}, None, 3]])
+def test_a_notebook_without_text_is_no_empty_document(tmp_path: Path, cells: list[object]) -> None:
+    (tmp_path / "new.ipynb").write_text(json.dumps({"cells": cells, "nbformat": 4}))
+    with pytest.raises(InputError, match="holds no text"):
+        read(tmp_path / "new.ipynb")
+    (tmp_path / "a.txt").write_text("A\n")
+    document = read(tmp_path)
+    assert list(texts(document)) == ["a.txt"]
+    assert [(entry.name, entry.reason) for entry in document.skipped] == [("new.ipynb", "no text")]
+
+
+def test_closed_standard_input_is_called_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(InputError, match="is closed"):
+        read("-")

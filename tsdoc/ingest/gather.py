@@ -152,9 +152,11 @@ class _Collector:
             self._add_file(real, where, path.name or real.name)
 
     def _add_stdin(self) -> None:
-        if sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
+        gone = sys.stdin is None or sys.stdin.closed
+        if gone or sys.stdin.isatty():
+            what = "is closed" if gone else "is a terminal, not a document"
             raise InputError(
-                "standard input is a terminal, not a document",
+                f"standard input {what}",
                 where="-",
                 hint="Pipe a document in: tsdoc ask - < FILE.",
             )

@@ -54,6 +54,8 @@ def read_pdf(
     if not reading.messages:
         raise InputError(f"cannot be read: {reading.incomplete}")
     head, pages = reading.messages[0], reading.messages[1:]
+    if not head["num_pages"]:
+        raise InputError("has no pages")
     if not pages and reading.incomplete is None:
         raise _no_such_page(head["num_pages"], options)
     for page in pages:
@@ -61,7 +63,8 @@ def read_pdf(
     texts = join_hyphens([page["text"] for page in pages])
     problems = (*_beyond_end(head["num_pages"], options), *_problems(reading, head, pages))
     if not any(text.strip() for text in texts):
-        raise InputError(f"holds no text that can be read ({say_problems(problems)})")
+        detail = f" ({say_problems(problems)})" if problems else ": its pages are blank"
+        raise InputError(f"holds no text that can be read{detail}")
     return Extract(parts=_sections(head, pages, texts), problems=problems)
 
 

@@ -229,6 +229,8 @@ class _Builder:
                 data = file.read(self._options.limits.text_bytes + 1)
                 content, size = hashlib.sha256(data).hexdigest(), len(data)
                 extract = _read_text(item, data)
+        if not any(part.text.strip() for part in extract.parts):
+            raise _NoTextError("holds no text")
         source = SourceFile(
             name=item.name, path=item.path, kind=item.kind, num_bytes=size, sha256=content
         )
@@ -252,7 +254,7 @@ def _read_text(item: Item, data: bytes) -> Extract:
     decoded = decode(data)
     text = decoded.text
     if not text.strip():
-        raise _NoTextError("holds no text")
+        return Extract(parts=())
     if item.kind == "notebook":
         return read_notebook(text)
     if item.kind == "markdown":
