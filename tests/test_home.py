@@ -82,3 +82,10 @@ def test_a_home_of_another_user_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setattr(os, "getuid", lambda: tmp_path.stat().st_uid + 1)
     with pytest.raises(StoreError, match="another user"):
         find_home()
+
+
+def test_a_home_that_is_a_file_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TSDOC_HOME", str(tmp_path / "file"))
+    with pytest.raises(UsageError, match="where a directory is needed"):
+        find_home()

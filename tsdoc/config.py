@@ -98,18 +98,30 @@ def read_config_file(path: Path) -> Layer | None:
 def nested_layer(content: Mapping[Any, Any], *, origin: str) -> Layer:
     """Returns the layer that a nested mapping (a config file, a profile) describes.
 
+    A key may be dotted as well, as `tsdoc config show` names it.
+
     Raises:
-        UsageError: an unknown setting, or a group that is not a mapping.
+        UsageError: an unknown setting, one that is given twice, or a group that is not a mapping.
     """
     values: dict[str, object] = {}
+    for key, value in _dotted(content, origin):
+        if key in values:
+            raise UsageError(f"{key} is given twice", where=origin)
+        values[key] = value
+    return Layer(origin=origin, values=values)
+
+
+def _dotted(content: Mapping[Any, Any], origin: str) -> Iterator[tuple[str, object]]:
     for group, part in content.items():
+        if "." in str(group):
+            yield _known_key(str(group), origin), part
+            continue
         if group not in Settings.model_fields:
             raise _unknown(str(group), origin)
         if not isinstance(part, dict):
             raise UsageError(f"{group} must be a mapping of settings", where=origin)
         for name, value in part.items():
-            values[_known_key(f"{group}.{name}", origin)] = value
-    return Layer(origin=origin, values=values)
+            yield _known_key(f"{group}.{name}", origin), value
 
 
 def assignment_layer(assignments: Sequence[str]) -> Layer:

@@ -60,7 +60,7 @@ def find_home() -> Home:
     directory behind it is the user's; links inside it are never followed.
 
     Raises:
-        UsageError: TSDOC_HOME is not an absolute path.
+        UsageError: TSDOC_HOME is not an absolute path, or no directory.
         StoreError: it belongs to another user, or cannot be reached.
     """
     value = os.environ.get("TSDOC_HOME")
@@ -72,6 +72,10 @@ def find_home() -> Home:
             exists = root.exists()
         except OSError as error:
             raise write_error(error, root, "looking into the directory") from error
+        if exists and not root.is_dir():
+            raise UsageError(
+                "TSDOC_HOME is a file where a directory is needed", where=value, hint=NOT_WRITABLE
+            )
         if exists and hasattr(os, "getuid") and root.stat().st_uid != os.getuid():
             raise StoreError(
                 "belongs to another user", where=value, hint="Point TSDOC_HOME elsewhere."

@@ -9,14 +9,28 @@ from __future__ import annotations
 import math
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from tsdoc.errors import UsageError
+from tsdoc.terminal import parse_bytes
 
 KV_PAGE = 256  # tokens; see tsdoc/store/FORMAT.md
 
 Positive = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[int, Field(ge=0)]
+
+
+def _as_bytes(value: object) -> object:
+    """Reads a size as it is shown; numbers are bytes."""
+    if not isinstance(value, str):
+        return value
+    size = parse_bytes(value)
+    if size is None:
+        raise ValueError("write bytes, or for example 500MB or 10GB")
+    return size
+
+
+Size = Annotated[int, Field(gt=0), BeforeValidator(_as_bytes)]
 
 
 class _Group(BaseModel):
@@ -152,7 +166,7 @@ class EngineSettings(_Group):
     threads: Positive | None = None
     index: Literal["none", "int4"] = "none"
     index_candidates: Annotated[int, Field(ge=1, le=64)] = 3
-    device_memory: Positive | None = None
+    device_memory: Size | None = None
 
     @field_validator("index", mode="before")
     @classmethod
@@ -187,7 +201,7 @@ class StoreSettings(_Group):
     """The KV store; `max_bytes` None means min(50 GB, 20 % of the free disk)."""
 
     enabled: bool = True
-    max_bytes: Positive | None = None
+    max_bytes: Size | None = None
 
 
 class ParallelSettings(_Group):

@@ -37,9 +37,17 @@ def format_bytes(num_bytes: int) -> str:
     return f"{num_bytes} B"
 
 
+def parse_bytes(text: str) -> int | None:
+    """Returns the bytes of a size as it is shown, "10 GB", or "10000000000"; None if it is none."""
+    match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,3})?)\s*([kMGT]?)B?", text.strip(), re.I | re.A)
+    if match is None:
+        return None
+    return int(float(match[1]) * 1000 ** " kmgt".index(match[2].lower() or " "))
+
+
 def format_duration(seconds: float) -> str:
-    """Returns a time of this magnitude: "8 s", "7 min", "1 h 20 min"."""
-    if seconds < 90:
+    """Returns a time of this magnitude: "95 s", "7 min", "1 h 20 min"."""
+    if seconds < 119.5:
         return f"{round(seconds)} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"

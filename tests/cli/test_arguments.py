@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from pathlib import Path
 
 import pytest
@@ -165,3 +167,43 @@ def test_sizes_are_written_as_they_are_shown(text: str, size: int) -> None:
 def test_what_is_no_size_is_a_usage_error(text: str) -> None:
     with pytest.raises(UsageError, match="is no size"):
         parse_size(text, option="--max-bytes")
+
+
+def test_a_password_file_may_begin_with_a_mark(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(b"\xef\xbb\xbfgeheim\r\n")
+    assert find_password(file=str(tmp_path / "secret"), option=None, environment={}) == "geheim"
+
+
+class Piped:
+    """Standard input that somebody piped into, or a terminal."""
+
+    closed = False
+
+    def __init__(self, data: bytes, *, terminal: bool = False) -> None:
+        self.buffer = io.BytesIO(data)
+        self.isatty = lambda: terminal
+
+
+def test_questions_come_from_standard_input_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", Piped(b"Who?\n# no\nWhy?\n"))
+    assert request("a.txt", file="-").questions == ("Who?", "Why?")
+    with pytest.raises(UsageError, match="cannot be both"):
+        request("-", file="-")
+    for nothing in (None, Piped(b"", terminal=True)):
+        monkeypatch.setattr(sys, "stdin", nothing)
+        with pytest.raises(UsageError, match="no questions come from standard input"):
+            request("a.txt", file="-")
+
+
+def test_a_question_without_quotes_is_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.txt", "docs"):
+        (tmp_path / name).touch()
+    with pytest.raises(UsageError, match="needs quotes") as caught:
+        request("a.txt", "What", "is", "it")
+    assert caught.value.hint == 'For example: tsdoc ask a.txt "What is it"'
+    for sources in (["a.txt", "docs"], ["a.txt", "src/missing"], ["a.txt", "missing.md"]):
+        assert request(*sources, "What is it").sources == tuple(sources)
+        assert request(*sources, "why").sources == tuple(sources)

@@ -245,3 +245,36 @@ def test_config_show_cuts_nothing(
     assert str(file) in origin
     rows = {line.split()[0]: line.split(maxsplit=1)[1] for line in lines if line[0] != " "}
     assert rows["model.wheels"].startswith("6 items; --json")
+
+
+def test_a_file_may_name_settings_as_they_are_shown(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("answer.evidence: 2\nengine:\n  theta: 0.5\nstore.max_bytes: 10GB\n")
+    layer = read_config_file(path)
+    assert layer is not None
+    settings = resolve_settings([layer]).settings
+    assert (settings.answer.evidence, settings.engine.theta) == (2, 0.5)
+    assert settings.store.max_bytes == 10**10
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"answer.sed": 1}, "Did you mean answer.seed?"),
+        ({"answer.seed": 1, "answer": {"seed": 2}}, "answer.seed is given twice"),
+    ],
+)
+def test_wrong_dotted_settings(content: dict[object, object], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        nested_layer(content, origin="/etc/x.yaml")
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["store.max_bytes", "engine.device_memory"])
+def test_sizes_are_taken_as_they_are_shown(key: str) -> None:
+    for text, size in (("1.5 GB", 1_500_000_000), ("500MB", 500_000_000), ("7", 7)):
+        rows = resolve_settings([assignment_layer([f"{key}={text}"])]).rows()
+        assert {name: value for name, value, _ in rows}[key] == size
+    for text in ("10XB", "-1", "0", "many"):
+        with pytest.raises(UsageError, match=key):
+            resolve_settings([assignment_layer([f"{key}={text}"])])

@@ -333,9 +333,9 @@ def test_numbers_as_people_read_them() -> None:
         "60.1 GB",
     ]
     assert amount(1_048_576, "tokens") == "1,048,576"
-    assert [duration(s) for s in (0.4, 89, 90, 5390, 5400, 36_000)] == [
+    assert [duration(s) for s in (0.4, 119, 120, 5390, 5400, 36_000)] == [
         "0 s",
-        "89 s",
+        "119 s",
         "2 min",
         "1 h 30 min",
         "1 h 30 min",

@@ -141,6 +141,13 @@ def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("line", ["text missing.txt 2> /dev/full", "text x --json > /dev/full"])
+def test_an_error_that_cannot_be_said_keeps_its_exit_code(tmp_path: Path, line: str) -> None:
+    done = shell(f"tsdoc {line}", cwd=tmp_path)
+    assert (done.returncode, "Traceback" in done.stderr) == (3, False)
+
+
 @pytest.mark.parametrize("encoding", ["cp1252", "ascii"])
 def test_any_encoding_of_stdout_does(tmp_path: Path, encoding: str) -> None:
     file = tmp_path / "symbols.txt"

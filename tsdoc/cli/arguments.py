@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from tsdoc.errors import UsageError
 from tsdoc.ingest.options import LAST_PAGE
+from tsdoc.terminal import parse_bytes
 
 PASSWORD_VARIABLE = "TSDOC_PASSWORD"  # noqa: S105 - the name of a variable, not a secret
 MAX_QUESTIONS_BYTES = 1_000_000
@@ -41,14 +44,17 @@ def parse_request(
             The same for a questions file that cannot be read or holds none.
     """
     if questions or questions_file is not None:
-        asked = [*questions, *(read_questions(questions_file) if questions_file else [])]
         require_sources(positionals, command="ask")
+        if questions_file == STDIN and STDIN in positionals:
+            raise UsageError("standard input cannot be both a SOURCE and the questions")
+        asked = [*questions, *(read_questions(questions_file) if questions_file else [])]
         sources = list(positionals)
     else:
         _refuse_missing_question(positionals)
         *sources, last = positionals
         asked = [last]
         _refuse_second_question(sources)
+        _refuse_loose_words(sources, last)
     for question in asked:
         if not question.strip():
             raise UsageError("the question is empty", hint=_corrected(sources))
@@ -70,6 +76,24 @@ def _refuse_second_question(sources: Sequence[str]) -> None:
             )
 
 
+def _refuse_loose_words(sources: Sequence[str], last: str) -> None:
+    """Refuses a question without quotes, whose words would be taken for sources.
+
+    Raises:
+        UsageError: behind the first source stand words alone, and none of them is a file.
+    """
+    first, *words = sources
+    loose = [*words, last]
+    known = first == STDIN or os.path.lexists(first)
+    if words and known and not any(re.search(r"[\s/.]", w) or os.path.lexists(w) for w in loose):
+        question = " ".join(loose)
+        raise UsageError(
+            "a question of several words needs quotes",
+            where=question,
+            hint=f'For example: tsdoc ask {shlex.quote(first)} "{question}"',
+        )
+
+
 def require_sources(sources: Sequence[str], *, command: str) -> None:
     """Refuses a command line without a source.
 
@@ -81,13 +105,13 @@ def require_sources(sources: Sequence[str], *, command: str) -> None:
 
 
 def read_questions(name: str) -> list[str]:
-    """Reads one question per line; blank lines and comments are left out.
+    """Reads one question per line; blank lines and comments are left out. `-` is standard input.
 
     Raises:
         UsageError: it cannot be read as UTF-8, or holds no question.
     """
     try:
-        with Path(name).open("rb") as file:
+        with _open_questions(name) as file:
             text = file.read(MAX_QUESTIONS_BYTES + 1).decode("utf-8-sig")
     except OSError as error:
         raise UsageError(f"the questions cannot be read ({error.strerror})", where=name) from error
@@ -100,6 +124,18 @@ def read_questions(name: str) -> list[str]:
     if not questions:
         raise UsageError("holds no question", where=name, hint="Write one question per line.")
     return questions
+
+
+def _open_questions(name: str) -> BinaryIO:
+    if name != STDIN:
+        return Path(name).open("rb")
+    if sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
+        raise UsageError(
+            "no questions come from standard input",
+            where="--questions -",
+            hint="Pipe them in, or ask on a terminal with `tsdoc chat`.",
+        )
+    return sys.stdin.buffer
 
 
 def is_comment(line: str) -> bool:
@@ -127,12 +163,12 @@ def parse_size(text: str, *, option: str) -> int:
     Raises:
         UsageError: it is none.
     """
-    match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,3})?)\s*([kMGT]?)B?", text.strip(), re.I | re.A)
-    if match is None:
+    size = parse_bytes(text)
+    if size is None:
         raise UsageError(
             f"{text!r} is no size", where=option, hint="Write bytes, or for example 500MB or 10GB."
         )
-    return int(float(match[1]) * 1000 ** " kmgt".index(match[2].lower() or " "))
+    return size
 
 
 def find_password(
@@ -148,7 +184,7 @@ def find_password(
     if option is not None:
         raise UsageError("--password and --password-file exclude each other")
     try:
-        lines = Path(file).read_text("utf-8").splitlines()
+        lines = Path(file).read_text("utf-8-sig").splitlines()
     except OSError as error:
         raise UsageError(f"the password cannot be read ({error.strerror})", where=file) from error
     except UnicodeDecodeError as error:

@@ -49,7 +49,8 @@ QuestionsFile = Annotated[
     typer.Option(
         "--questions",
         metavar="FILE",
-        help="A file with one question per line; # and a space begin a comment.",
+        help="A file with one question per line, or - for standard input; # and a space begin a "
+        "comment.",
     ),
 ]
 

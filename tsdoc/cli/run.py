@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -13,7 +14,7 @@ from tsdoc.cli.interrupt import Interrupts
 from tsdoc.cli.options import Engine, Engines, Explaining, Model, Output, Reading, Sampling, Tuning
 from tsdoc.cli.reporter import ConsoleReporter
 from tsdoc.cli.services import Services
-from tsdoc.errors import InterruptedRunError, TsdocError
+from tsdoc.errors import InterruptedRunError, ResourceError, TsdocError
 
 if TYPE_CHECKING:
     from tsdoc.config import Layer, ResolvedSettings
@@ -130,12 +131,17 @@ class Run:
         self.terminal.json({"schema": self.schema, **fields, "warnings": self.warnings()})
 
     def fail(self, error: BaseException) -> None:
-        """Says what ended the command: one line on stderr, and an object on stdout for JSON."""
-        self.reporter.finish()
-        self.terminal.error(error, debug=self.output.debug)
+        """Says what ended the command: one line on stderr, and an object on stdout for JSON.
+
+        Where neither can be written the exit code alone tells.
+        """
+        with contextlib.suppress(ResourceError):
+            self.reporter.finish()
+            self.terminal.error(error, debug=self.output.debug)
         if self.output.json:
-            self.terminal.json({"schema": self.schema, "error": error_json(error)})
-            self.terminal.flush()
+            with contextlib.suppress(ResourceError):
+                self.terminal.json({"schema": self.schema, "error": error_json(error)})
+                self.terminal.flush()
 
     def interrupted(self) -> InterruptedRunError:
         """Returns the error that Ctrl-C ends in, which names what was kept."""
