@@ -95,6 +95,10 @@ class ResourceError(TsdocError):
     code = "resources"
 
 
+class DiskFullError(ResourceError):
+    """The disk has no room for what is to be kept; it may go on in memory."""
+
+
 class RankError(TsdocError):
     """One of the processes that compute an answer together has ended or cannot be reached."""
 

@@ -8,7 +8,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from tsdoc.errors import ResourceError, StoreError, UsageError
+from tsdoc.errors import DiskFullError, StoreError, UsageError
 from tsdoc.terminal import format_bytes
 
 READ_ONLY = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
@@ -88,7 +88,7 @@ def find_home() -> Home:
 
 def write_error(
     error: OSError, path: Path, doing: str, *, hint: str = NOT_WRITABLE
-) -> StoreError | ResourceError:
+) -> StoreError | DiskFullError:
     """Maps what writing below the home fails with to the error of tsdoc that the user sees.
 
     Args:
@@ -98,7 +98,7 @@ def write_error(
         hint: What to do where this user may only read.
     """
     if error.errno in FULL:
-        return ResourceError(
+        return DiskFullError(
             f"{doing} failed: the disk is full ({format_bytes(free_bytes(path))} free)",
             where=str(path),
             hint=MORE_SPACE,
@@ -127,7 +127,7 @@ def private_dir(path: Path, *, hint: str = NOT_WRITABLE) -> Path:
 
     Raises:
         StoreError: it is a link, not a directory, owned by somebody else, or cannot be made.
-        ResourceError: the disk is full.
+        DiskFullError: the disk is full.
     """
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)

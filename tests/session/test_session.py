@@ -19,6 +19,7 @@ from tsdoc.errors import PartialInputError, ResourceError, StoreError, UsageErro
 from tsdoc.home import Home
 from tsdoc.ingest.options import IngestOptions
 from tsdoc.session import Answer, Session
+from tsdoc.session.engines import Engines
 from tsdoc.store import Store
 
 Start = Callable[..., Session]
@@ -194,6 +195,23 @@ def test_a_full_disk_is_a_warning_while_memory_suffices(
     assert answer.text == kept.text
     assert [code for code, _, _ in reporter.warnings] == ["not_kept"]
     assert not [p for p in files_below(home.store) if p.name == "kv.bin" and p.stat().st_size]
+
+
+def test_a_device_without_room_is_said_at_once(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the device lacks is no reason to try again without a store."""
+    asked = []
+
+    def no_room(*_: object) -> None:
+        asked.append(True)
+        raise ResourceError("the weights need 9.9 GB of device memory")
+
+    monkeypatch.setattr(Engines, "make", no_room)
+    reporter = Recorder()
+    with pytest.raises(ResourceError, match="device memory"), start(reporter) as session:
+        session.prepare()
+    assert (len(asked), reporter.warnings) == (1, [])
 
 
 def test_what_must_be_kept_fails_on_a_full_disk(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tsdoc.errors import (
     CorruptPageError,
     DamagedStoreError,
+    DiskFullError,
     ResourceError,
     StoreError,
     TsdocError,
@@ -125,7 +126,7 @@ class Prefill:
             except DamagedStoreError as error:  # while it was written: somebody cut the file
                 self.warn_damaged(error)
                 return self._into_store(self.store)
-        except (ResourceError, StoreError) as error:
+        except (DiskFullError, StoreError) as error:
             if must_keep:
                 raise
             self._check_memory(error)

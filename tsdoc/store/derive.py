@@ -37,7 +37,7 @@ def derive(segment: Segment, make_layer: MakeLayer) -> None:
 
     Raises:
         CorruptPageError: a page does not match its checksum.
-        ResourceError: the disk is full.
+        DiskFullError: the disk is full.
         StoreError: the store cannot be written.
     """
     info = segment.info

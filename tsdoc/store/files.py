@@ -15,7 +15,7 @@ from typing import Any
 
 import xxhash
 
-from tsdoc.errors import DamagedStoreError, ResourceError, StoreError, StoreFormatError
+from tsdoc.errors import DamagedStoreError, DiskFullError, StoreError, StoreFormatError
 from tsdoc.home import FULL, MORE_SPACE, free_bytes, write_error
 from tsdoc.store.key import FORMAT
 from tsdoc.terminal import format_bytes
@@ -31,7 +31,7 @@ STORE_NOT_WRITABLE = (
 _UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS})
 
 
-def store_error(error: OSError, path: Path, doing: str) -> StoreError | ResourceError:
+def store_error(error: OSError, path: Path, doing: str) -> StoreError | DiskFullError:
     """Maps an OSError to the error of tsdoc that the user sees."""
     return write_error(error, path, doing, hint=STORE_NOT_WRITABLE)
 
@@ -199,7 +199,7 @@ def reserve(fd: int, num_bytes: int, path: Path) -> None:
     """Gives the file its full size with every block allocated, so that mapped writes cannot fail.
 
     Raises:
-        ResourceError: the disk has no room; the file is left empty.
+        DiskFullError: there is no room; the file is left empty.
         OSError: anything else, for the caller to map.
     """
     free = free_bytes(path) + os.fstat(fd).st_blocks * 512
@@ -211,7 +211,7 @@ def reserve(fd: int, num_bytes: int, path: Path) -> None:
         if error.errno not in FULL:
             raise
         os.ftruncate(fd, 0)
-        raise ResourceError(
+        raise DiskFullError(
             f"the KV pages need {format_bytes(num_bytes)} of disk and "
             f"{format_bytes(free)} are free",
             where=str(path),

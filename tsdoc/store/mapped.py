@@ -144,7 +144,7 @@ class MappedSegment:
         """Writes rows from position `start` on.
 
         Raises:
-            ResourceError: the disk is full.
+            DiskFullError: the disk is full.
             StoreError: they cannot be written.
         """
         view = rows.data.cast("B")

@@ -25,7 +25,7 @@ class OwnSegment:
     """A segment that this process may write: locked, reserved, mapped, its journal open.
 
     Raises:
-        ResourceError: the disk has no room.
+        DiskFullError: the disk has no room.
         StoreError: the store cannot be written, or the segment is damaged.
     """
 
@@ -71,7 +71,7 @@ class OwnSegment:
         Data reach the disk before the record that vouches for them.
 
         Raises:
-            ResourceError: the disk is full; the block is not committed.
+            DiskFullError: the disk is full; the block is not committed.
             DamagedStoreError: somebody cut the file.
             StoreError: the disk failed.
         """

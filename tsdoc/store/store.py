@@ -109,7 +109,7 @@ class Store:
             on_wait: Called about once a second while another process computes this prompt.
 
         Raises:
-            ResourceError: the disk has no room; the message has the numbers.
+            DiskFullError: the disk has no room; the message has the numbers.
             StoreFormatError: a newer tsdoc wrote this entry; it is left alone.
             StoreError: the store cannot be written (read-only, foreign, without locks).
         """

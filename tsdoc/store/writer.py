@@ -81,7 +81,7 @@ class Writer:
 
         Raises:
             ValueError: `end` is no possible end of a block.
-            ResourceError: the disk is full; the block is not committed.
+            DiskFullError: the disk is full; the block is not committed.
             StoreError: the disk failed.
         """
         own = self._own
