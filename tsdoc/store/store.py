@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,21 +12,18 @@ from typing import Any
 
 import numpy.typing as npt
 
-from tsdoc.errors import CorruptPageError, DamagedStoreError, StoreError, StoreFormatError
+from tsdoc.errors import CorruptPageError, StoreError, StoreFormatError
 from tsdoc.home import free_bytes
 from tsdoc.store.begin import Beginning, OnWait
 from tsdoc.store.entry import Entry
 from tsdoc.store.eviction import delete, make_room, tidy
-from tsdoc.store.files import named_dirs, store_error
 from tsdoc.store.key import PAGE_SIZE, Ids, KVShape, ModelKey, as_ids
 from tsdoc.store.listing import EntryInfo, describe, read_model
-from tsdoc.store.locks import Lock, lock_shared
 from tsdoc.store.lookup import Lookup, make_prompt
-from tsdoc.store.pages import Segment
+from tsdoc.store.opening import find_ids, open_entry
 from tsdoc.store.repair import Holder, Repair
 from tsdoc.store.root import StoreRoot, Warn
 from tsdoc.store.survey import EntryUse, survey
-from tsdoc.store.tokens import peek_tokens, read_all_ids
 from tsdoc.store.writer import Writer
 
 DEFAULT_BYTES = 50_000_000_000
@@ -146,10 +142,7 @@ class Store:
         if not self._root.exists() or not (directory / "entries" / prompt.entry_id).exists():
             return None
         path = directory / "entries" / prompt.entry_id
-        lock = _protect(path)
-        with contextlib.suppress(OSError):  # a read-only store
-            os.utime(path / "use.lock", follow_symlinks=False)
-        return self._open(path, lock, prompt.ids)
+        return open_entry(self._root, path, prompt.ids, is_use=True)
 
     def load(self, entry_id: str) -> Entry:
         """Opens a finished entry by its id, under whatever model key; that is no use of it.
@@ -161,7 +154,7 @@ class Store:
             if not (directory / "entries" / entry_id).exists():
                 continue
             path = directory / "entries" / entry_id
-            entry = self._open(path, _protect(path), None)
+            entry = open_entry(self._root, path, None, is_use=False)
             if entry is not None:
                 return entry
         raise StoreError(f"there is no finished entry {entry_id}", where=str(self._root.path))
@@ -172,47 +165,8 @@ class Store:
         Raises:
             StoreError: the store is not ours to read.
         """
-        for directory in self._root.key_dirs():
-            for segment in named_dirs(directory / "segments"):
-                with contextlib.suppress(DamagedStoreError):
-                    peek = peek_tokens(segment)
-                    if peek.entry_id == entry_id:
-                        return read_all_ids(peek)
-            lookup = Lookup(self._root, directory)
-            with contextlib.suppress(StoreFormatError):
-                manifest = lookup.manifest(entry_id)
-                ids = lookup.ids(manifest.parts[-1].segment_id) if manifest is not None else None
-                if manifest is not None and ids is not None:
-                    return ids[: manifest.num_tokens]
-        return None
-
-    def _open(self, path: Path, lock: Lock | None, ids: Ids | None) -> Entry | None:
-        try:
-            lookup = Lookup(self._root, path.parent.parent)
-            manifest = lookup.manifest(path.name)
-            if manifest is None or not manifest.complete:
-                return None
-            held = lookup.ids(manifest.parts[-1].segment_id)
-            if ids is None and held is not None:
-                ids = held[: manifest.num_tokens]
-            files = lookup.usable(manifest, ids) if ids is not None else []
-            if files and ids is not None:
-                segments = [Segment(f, writable=False) for f in files]
-                kept, lock = lock, None
-                return Entry(
-                    directory=path, manifest=manifest, ids=ids, segments=segments, lock=kept
-                )
-            self._root.warn(
-                "damaged_store",
-                str(path),
-                "cannot be used as it is; what is damaged of it is computed again when needed",
-            )
-        except (DamagedStoreError, StoreFormatError) as error:
-            self._root.report(error)
-        finally:
-            if lock is not None:
-                lock.release()
-        return None
+        found = (find_ids(self._root, place, entry_id) for place in self._root.key_dirs())
+        return next((ids for ids in found if ids is not None), None)
 
     def repair(self, holder: Holder, start: int, end: int) -> Repair:
         """Starts to recompute the block [start, end) that a `CorruptPageError` named.
@@ -334,11 +288,3 @@ class Store:
 
 def _ignore(code: str, where: str, message: str) -> None:
     """Takes warnings that nobody asked for."""
-
-
-def _protect(path: Path) -> Lock | None:
-    """Protects an entry from eviction."""
-    try:
-        return lock_shared(path / "use.lock", create=(path / "manifest.json").exists())
-    except OSError as error:
-        raise store_error(error, path, "locking the entry") from error
