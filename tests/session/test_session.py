@@ -170,7 +170,7 @@ def test_a_page_that_never_stays_ends_the_question(
 
     @contextlib.contextmanager
     def nothing_stays(*_: object) -> Iterator[SimpleNamespace]:
-        yield SimpleNamespace(num_committed=1, end=1)
+        yield SimpleNamespace(num_committed=1, ids=[0], commit=None)
 
     monkeypatch.setattr(Store, "repair", nothing_stays)
     reporter = Recorder()

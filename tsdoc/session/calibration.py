@@ -17,7 +17,9 @@ from types import TracebackType
 
 from tsdoc.errors import ResourceError, StoreError
 from tsdoc.home import Home, private_dir
+from tsdoc.kernels.devices import resolve_device
 from tsdoc.prompt.files import read_checked, write_checked
+from tsdoc.settings import Settings
 
 MIN_TOKENS = 512  # fewer say too little about the rate
 MAX_MEASURED = 64
@@ -54,6 +56,17 @@ class Calibration:
     device: str
     threads: int
     num_ranks: int = 1
+
+    @classmethod
+    def of(cls, settings: Settings, *, home: Home, model_key: str) -> Calibration:
+        """That of a prefill with `settings`."""
+        return cls(
+            home=home,
+            model_key=model_key,
+            device=resolve_device(settings.engine.device),
+            threads=settings.engine.threads or num_cpus(),
+            num_ranks=settings.parallel.size,
+        )
 
     @property
     def name(self) -> str:

@@ -29,7 +29,7 @@ from tsdoc.terminal import format_bytes
 
 if TYPE_CHECKING:
     from tsdoc.engine.engine import Engine
-    from tsdoc.store import Entry, Store, Writer
+    from tsdoc.store import Entry, Repair, Store, Writer
 
 MOST_REPAIRS = 3  # of one block: a disk that loses what was just written does so again
 MEMORY_SHARE = 0.8  # of the free memory that K and V may take where there is no store
@@ -156,17 +156,39 @@ class Prefill:
         message = f"{error.message}; computing tokens {error.start:,} to {error.end:,} again"
         self.reporter.warn("page_repaired", error.where or "", message)
         with self.store.repair(holder, error.start, error.end) as block:
-            while block.num_committed < block.end:
-                try:
-                    engine.prefill(
-                        block.pieces,
-                        block.ids,
-                        block.num_committed,
-                        prefill_block=self.prefill_block,
-                        on_block=block.commit,
-                    )
-                except CorruptPageError as earlier:
-                    self.repair(engine, earlier, holder)
+            self._compute(engine, block, block.ids, block.commit, holder)
+
+    def _compute(
+        self,
+        engine: Engine,
+        room: Repair | Writer,
+        ids: Ids,
+        on_block: Callable[[int], None],
+        holder: Entry | Writer,
+        on_work: Callable[[int], None] | None = None,
+    ) -> None:
+        """Computes `ids` from where `room` is on; what is damaged before that, first.
+
+        Args:
+            engine: Computes.
+            room: Takes K and V.
+            ids: From the prompt's first on.
+            on_block: See `Engine.prefill`; commits to `room`.
+            holder: Has what stands before.
+            on_work: See `Engine.prefill`.
+        """
+        while room.num_committed < len(ids):
+            try:
+                engine.prefill(
+                    room.pieces,
+                    ids,
+                    room.num_committed,
+                    prefill_block=self.prefill_block,
+                    on_block=on_block,
+                    on_work=on_work,
+                )
+            except CorruptPageError as error:
+                self.repair(engine, error, holder)
 
     def _into_store(self, store: Store) -> PromptKV:
         begun = time.perf_counter()
@@ -222,18 +244,7 @@ class Prefill:
                 writer.commit(end)
                 forecast.advance(end)
 
-            while writer.num_committed < len(self.ids):
-                try:
-                    engine.prefill(
-                        writer.pieces,
-                        self.ids,
-                        writer.num_committed,
-                        prefill_block=self.prefill_block,
-                        on_block=on_block,
-                        on_work=self.reporter.working,
-                    )
-                except CorruptPageError as error:
-                    self.repair(engine, error, writer)
+            self._compute(engine, writer, self.ids, on_block, writer, self.reporter.working)
         return forecast.outcome
 
     def _into_memory(self) -> PromptKV:

@@ -13,7 +13,7 @@ from tsdoc.kernels.devices import resolve_device
 from tsdoc.models.converted import list_converted
 from tsdoc.models.locate import LocatedModel, locate_model
 from tsdoc.progress import Reporter
-from tsdoc.session.calibration import Calibration, num_cpus
+from tsdoc.session.calibration import Calibration
 from tsdoc.session.loading import (
     LoadedModel,
     build_engine,
@@ -134,13 +134,7 @@ class Repairer:
             name=info.name,
             meta=dict(info.meta),
             make_engine=self._engine_maker(model, key),
-            calibration=Calibration(
-                home=self.home,
-                model_key=key.digest,
-                device=resolve_device(self.settings.engine.device),
-                threads=self.settings.engine.threads or num_cpus(),
-                num_ranks=self.settings.parallel.size,
-            ),
+            calibration=Calibration.of(self.settings, home=self.home, model_key=key.digest),
             reporter=self.reporter,
         )
 

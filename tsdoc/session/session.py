@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from tsdoc.errors import CorruptPageError, DamagedStoreError
+from tsdoc.errors import CorruptPageError
 from tsdoc.home import Home
 from tsdoc.ingest.document import Document, IngestWarning
 from tsdoc.ingest.narrow import ways_to_narrow
@@ -21,7 +21,8 @@ from tsdoc.progress import Reporter
 from tsdoc.prompt.assemble import Prompt
 from tsdoc.prompt.chat import ChatTemplate
 from tsdoc.prompt.tokenizer import TextTokenizer
-from tsdoc.session.calibration import Calibration, num_cpus
+from tsdoc.session.attempts import Attempts
+from tsdoc.session.calibration import Calibration
 from tsdoc.session.engines import Engines
 from tsdoc.session.loading import warn_of_few_cores
 from tsdoc.session.prefill import Prefill
@@ -30,7 +31,7 @@ from tsdoc.session.question import lay_out
 from tsdoc.session.resolving import kv_shape, reread_tokens, resolve_compute_dtype
 from tsdoc.session.results import Answer, Estimate, Prepared
 from tsdoc.session.tail import Tail
-from tsdoc.session.transcript import StopAnswer, Transcript
+from tsdoc.session.transcript import Transcript
 from tsdoc.settings import Settings
 from tsdoc.store.key import ModelKey
 
@@ -112,13 +113,7 @@ class Session:
                 "record": self.record,
             },
             make_engine=self._engines.make,
-            calibration=Calibration(
-                home=self.home,
-                model_key=key.digest,
-                device=self._device,
-                threads=settings.engine.threads or num_cpus(),
-                num_ranks=settings.parallel.size,
-            ),
+            calibration=Calibration.of(settings, home=self.home, model_key=key.digest),
             reporter=self.reporter,
             narrowing=ways_to_narrow(self.document),
         )
@@ -220,48 +215,24 @@ class Session:
             keep_queries=keep_queries,
             reread=self._make_reread() if reread and allowed is None else None,
         )
-        ids, start, room = asked.ids, asked.start, asked.room
         kv = self._kept.get()
-        engine = self._engines.make(start + room)
+        engine = self._engines.make(asked.start + asked.room)
         begun = time.perf_counter()
         stop_loops = self.settings.answer.stop_loops
         answer = Transcript(self.tokenizer, on_text, stop_loops=stop_loops)
-        # Further questions of this process reuse what the first one had to wait for.
-        reused = kv.estimate.reused_tokens if self._num_answers == 0 else prompt_len
-        ended = "stop"
-        while True:
-            piece, generation = self._room(start, room), None
-            try:
-                pieces = [*kv.pieces, *before.pieces, piece]
-                generation = engine.generate(pieces, ids, start, asked.config)
-                for count, token in enumerate(generation, 1):
-                    answer.add(count, token)
-                    if answer.looped:
-                        ended = "loop"
-                        break
-                answer.finish()
-                break
-            except KeyboardInterrupt:
-                if tail is None or generation is None or not generation.tokens:
-                    raise
-                ended = "interrupted"
-                answer.finish()
-                break
-            except StopAnswer:
-                if generation is None:
-                    raise
-                break
-            # The same answer starts over; what was shown of it is not shown again.
-            except CorruptPageError as error:
-                self._kept.repair(engine, error)
-                reused -= error.end - error.start
-            except DamagedStoreError as error:
-                kv = self._kept.get_again(error)
-                reused = kv.estimate.reused_tokens
+        attempts = Attempts(
+            kept=self._kept,
+            engine=engine,
+            make_piece=self._room,
+            # Further questions of this process reuse what the first one had to wait for.
+            reused_tokens=kv.estimate.reused_tokens if self._num_answers == 0 else prompt_len,
+        )
+        generation, piece = attempts.run(asked, before, answer, interruptible=tail is not None)
+        question_len = len(generation.question)
         if tail is not None:
             generation.keep()
-            turn = list(generation.question[len(ids) - asked.num_asked :])
-            end = start + len(generation.question) + answer.num_tokens
+            turn = list(generation.question[len(asked.ids) - asked.num_asked :])
+            end = asked.start + question_len + answer.num_tokens
             said = generation.tokens[: answer.num_tokens]
             tail.append(turn + said, piece, min(end, generation.end))
         total_s = time.perf_counter() - begun
@@ -271,10 +242,10 @@ class Session:
         return Answer(
             question=question,
             text=answer.text,
-            finish_reason=generation.finish_reason or ended,
-            prompt_tokens=start + len(generation.question),
-            reread_tokens=len(generation.question) - len(ids),
-            reused_tokens=max(reused, 0) + start - prompt_len,
+            finish_reason=generation.finish_reason or attempts.ended,
+            prompt_tokens=asked.start + question_len,
+            reread_tokens=question_len - len(asked.ids),
+            reused_tokens=max(attempts.reused_tokens, 0) + asked.start - prompt_len,
             generated_tokens=len(generation.tokens),
             selection_steps=generation.reuse.num_lookups,
             selection_hits=generation.reuse.num_hits,
