@@ -149,8 +149,13 @@ def say_ended(run: Run, answer: Answer, which: str = "") -> None:
 
 
 def session_json(session: Session, answers: Sequence[Answer]) -> dict[str, object]:
-    """Returns the part of the JSON object that ask and summarize share."""
-    prepared = session.prepare()
+    """Returns the part of the JSON object that ask, chat and summarize share."""
+    prompt = prompt_json(session, session.prepare())
+    return {**prompt, "answers": [answer_json(answer) for answer in answers]}
+
+
+def prompt_json(session: Session, prepared: Prepared) -> dict[str, object]:
+    """Returns the part that ingest has too: what was read, and with which model."""
     return {
         "model": model_json(session),
         "document": document_json(session.document),
@@ -159,13 +164,12 @@ def session_json(session: Session, answers: Sequence[Answer]) -> dict[str, objec
         "computed_tokens": prepared.computed_tokens,
         "kept": prepared.kept,
         "entry": prepared.entry_id,
-        **prefill_json(prepared),
+        **_prefill_json(prepared),
         "times_s": dict(prepared.times_s),
-        "answers": [answer_json(answer) for answer in answers],
     }
 
 
-def prefill_json(prepared: Prepared) -> dict[str, object]:
+def _prefill_json(prepared: Prepared) -> dict[str, object]:
     """Returns what the prefill was expected to take, and what it took."""
     outcome = prepared.outcome
     return {

@@ -7,14 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tsdoc.cli.answering import (
-    answer_all,
-    document_json,
-    model_json,
-    open_sources,
-    prefill_json,
-    session_json,
-)
+from tsdoc.cli.answering import answer_all, open_sources, prompt_json, session_json
 from tsdoc.cli.arguments import parse_request, require_sources
 from tsdoc.cli.command import command
 from tsdoc.cli.evidence import wanted_passages
@@ -135,20 +128,7 @@ def ingest(
         prepared = session.prepare(must_keep=settings.store.enabled)
         kv_bytes = prepared.estimate.kv_bytes
         if run.output.json:
-            run.answer(
-                {
-                    "model": model_json(session),
-                    "document": document_json(session.document),
-                    "prompt_tokens": prepared.prompt_tokens,
-                    "reused_tokens": prepared.reused_tokens,
-                    "computed_tokens": prepared.computed_tokens,
-                    "kept": prepared.kept,
-                    "entry": prepared.entry_id,
-                    "kv_bytes": kv_bytes,
-                    **prefill_json(prepared),
-                    "times_s": dict(prepared.times_s),
-                }
-            )
+            run.answer({**prompt_json(session, prepared), "kv_bytes": kv_bytes})
             return
         kept = f"kept as {prepared.entry_id}" if prepared.kept else "not kept"
         cost = ""

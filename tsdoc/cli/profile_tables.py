@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from tsdoc.cli.console import Terminal
 from tsdoc.cli.tables import Column
 from tsdoc.cli.wrapping import word_wrapped
-from tsdoc.profile.results import DecodeRun, Report, SweepRow
+from tsdoc.profile.figures import sweep_cells
+from tsdoc.profile.results import DecodeRun, Report
 from tsdoc.report.numbers import percent_text, scaled_text, seconds_text, three, times_text
 
 BAR = 24
@@ -68,7 +69,7 @@ def _sections(report: Report) -> Iterator[tuple[str, Sequence[Column], Rows]]:
     if report.full is not None:
         yield "Full attention beside it", _FULL, _full_rows(report)
     for option in dict.fromkeys(row.option for row in report.sweeps):
-        rows = [_sweep_row(row) for row in report.sweeps if row.option == option]
+        rows = [sweep_cells(row, missing="") for row in report.sweeps if row.option == option]
         yield f"Sweep of {option}", _SWEEP, rows
 
 
@@ -183,13 +184,3 @@ def _full_rows(report: Report) -> Rows:
             times_text(full.decode_speedup),
         ),
     ]
-
-
-def _sweep_row(row: SweepRow) -> tuple[str, ...]:
-    return (
-        "off" if row.value is None else f"{row.value:g}",
-        "" if row.prefill_tokens_per_s is None else f"{row.prefill_tokens_per_s:,.0f}",
-        "" if row.decode_ms is None else three(row.decode_ms),
-        "" if row.hit_ratio is None else percent_text(row.hit_ratio),
-        row.note or "",
-    )

@@ -188,7 +188,7 @@ def sweep_figures(report: Report) -> list[tuple[str, list[Markup], Sequence[tupl
     """Per option: its name, its charts, its rows."""
     options = dict.fromkeys(row.option for row in report.sweeps)
     return [
-        (option, _sweep_charts(rows), [_sweep_row(row) for row in rows])
+        (option, _sweep_charts(rows), [sweep_cells(row, missing="–") for row in rows])
         for option in options
         if (rows := [row for row in report.sweeps if row.option == option])
     ]
@@ -254,12 +254,13 @@ def _sweep_charts(rows: Sequence[SweepRow]) -> list[Markup]:
     return charts
 
 
-def _sweep_row(row: SweepRow) -> tuple[str, ...]:
+def sweep_cells(row: SweepRow, *, missing: str) -> tuple[str, ...]:
+    """One value of an option as a table shows it; `missing` is for what was not measured."""
     return (
         "off" if row.value is None else f"{row.value:g}",
-        "–" if row.prefill_tokens_per_s is None else f"{row.prefill_tokens_per_s:,.0f}",
-        "–" if row.decode_ms is None else three(row.decode_ms),
-        "–" if row.hit_ratio is None else percent_text(row.hit_ratio),
+        missing if row.prefill_tokens_per_s is None else f"{row.prefill_tokens_per_s:,.0f}",
+        missing if row.decode_ms is None else three(row.decode_ms),
+        missing if row.hit_ratio is None else percent_text(row.hit_ratio),
         row.note or "",
     )
 
