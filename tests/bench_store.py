@@ -95,7 +95,7 @@ def main() -> None:
     parser.add_argument("--profile", default="embedded")
     parser.add_argument("--cold", action="store_true")
     parser.add_argument("--index", default="int4")
-    parser.add_argument("--candidates", type=int, default=3)
+    parser.add_argument("--candidates", type=int)
     parser.add_argument("--reread-tokens", type=int, help="0 reads nothing again")
     parser.add_argument("--evidence", type=int, default=0)
     parser.add_argument("--tokens", type=int, default=32)

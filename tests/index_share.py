@@ -107,7 +107,7 @@ class Shares(IndexWatch):
         means = {layer: sum(s) / len(s) for layer, s in self.by_layer.items()}
         worst = min(means, key=lambda layer: means[layer])
         return {
-            "candidates": self.config.candidates,
+            "candidates": self.config.few,
             "selections": sum(len(s) for s in self.by_layer.values()),
             "mean": round(sum(means.values()) / len(means), 4),
             "worst_layer": round(means[worst], 4),
@@ -135,7 +135,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("sources", nargs="+")
     parser.add_argument("--profile", default="embedded")
-    parser.add_argument("--candidates", type=int, nargs="+", default=[3])
+    parser.add_argument("--candidates", type=float, nargs="+", default=[3.0])
     parser.add_argument("--tokens", type=int, default=8)
     parser.add_argument("--floor", type=float)
     options = parser.parse_args()
@@ -154,16 +154,22 @@ def main() -> None:
         prepared = session.prepare()
         engine = session._engines.make(len(session.prompt.ids) + 1000)
         for candidates in options.candidates:
-            shares = Shares(Always(candidates=candidates, sample=1), engine.query_moment)
+            shares = Shares(make_config(candidates), engine.query_moment)
             on_gpu = engine.backend.device.type == "cuda"
             with followed(shares.note) if on_gpu else nullcontext():
                 ask(session, engine, shares)
             show({"tokens": prepared.prompt_tokens, **shares.summary()})
             if options.floor is not None and not on_gpu:
-                config = Always(candidates=candidates, sample=1, floor=options.floor)
+                config = make_config(candidates, floor=options.floor)
                 strict = Shares(config, engine.query_moment, is_strict=True)
                 ask(session, engine, strict)
                 show(strict.distrusted())
+
+
+def make_config(candidates: float, floor: float = 0.95) -> Always:
+    """Whole multiples of top_k on a GPU."""
+    whole = max(1, int(candidates))
+    return Always(candidates=whole, few=candidates, sample=1, floor=floor)
 
 
 def show(row: dict[str, object]) -> None:

@@ -166,7 +166,7 @@ def make_cache(
         start += size
     rope = make_rope_table(RopeConfig(rope_type="default", theta=1e4), DIM, 256)
     if watch is None and candidates:
-        watch = IndexWatch(IndexConfig(candidates=candidates, sample=1 << 20))
+        watch = IndexWatch(IndexConfig(candidates=candidates, few=candidates, sample=1 << 20))
         watch.wants_sample()  # the first one, which would read all
     cache = TorchCache(pieces, rope, CONFIG, num_kv_heads=KV_HEADS, index=watch)
     return cache, pieces, keys
@@ -230,7 +230,7 @@ def test_short_prompts_are_selected_exactly() -> None:
 def test_samples_are_made_both_ways_and_a_layer_below_the_floor_is_left_to_exact_selection() -> (
     None
 ):
-    watch = IndexWatch(IndexConfig(candidates=2, sample=2, floor=0.9))
+    watch = IndexWatch(IndexConfig(candidates=2, few=2, sample=2, floor=0.9))
     cache, pieces, _ = make_cache([3000], [True], 2, watch)
     around = chunk_range(2990, 2991, CONFIG)
     query = torch.randn(1, KV_HEADS * GROUP, DIM, generator=torch.Generator().manual_seed(9)) * 2
@@ -281,3 +281,49 @@ def test_a_piece_without_any_candidate_does_not_spoil_the_others() -> None:
             pieces, scaled, around, allowed, exact, top_k=64, num_candidates=128
         )
         assert selected.shape == (1, 64)
+
+
+@pytest.mark.parametrize(("sizes", "indexed"), LAYOUTS)
+@pytest.mark.parametrize("room", [1 << 26, 4 * 6 * 2900 * 2])
+def test_what_tokens_look_at_is_found_without_reading_indexed_keys(
+    sizes: list[int], indexed: list[bool], room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tsdoc.kernels.torch_index.VOTES_BYTES", room)
+    cache, pieces, _ = make_cache(sizes, indexed, 2)
+    whole, _, _ = make_cache(sizes, indexed, 0)
+    queries = torch.randn(5, KV_HEADS * GROUP, DIM, generator=torch.Generator().manual_seed(4)) * 2
+    votes, expected = (c.soft_votes(0, queries, 20, 2950) for c in (cache, whole))
+    assert votes.shape == expected.shape
+    assert float(votes.sum()) == pytest.approx(1, abs=1e-4)
+    assert float((votes - expected).abs().sum()) < 0.5  # half of it is voted elsewhere
+    assert not any(
+        piece.rows for piece, is_indexed in zip(pieces, indexed, strict=True) if is_indexed
+    )
+
+
+def test_in_a_layer_below_the_floor_every_key_is_voted_on() -> None:
+    watch = IndexWatch(IndexConfig(candidates=2, floor=0.9))
+    cache, _, _ = make_cache([3000], [True], 2, watch)
+    whole, _, _ = make_cache([3000], [True], 0)
+    queries = torch.randn(5, KV_HEADS * GROUP, DIM, generator=torch.Generator().manual_seed(4))
+    watch.note(0, 0.5)
+    votes, expected = (c.soft_votes(0, queries, 20, 2950) for c in (cache, whole))
+    assert torch.equal(votes, expected)
+
+
+def test_up_to_a_length_a_cpu_needs_few_candidates() -> None:
+    assert IndexConfig().num_candidates(2048, 131_072) == 2560
+    assert IndexConfig().num_candidates(2048, 131_073) == 3 * 2048
+
+
+def test_where_as_many_candidates_as_are_selected_are_asked_for_no_indexed_key_is_read() -> None:
+    cache, pieces, keys = make_cache([2600, 300, 100], [True, False, True], 1)
+    around = chunk_range(2990, 2991, CONFIG)
+    query = torch.randn(1, KV_HEADS * GROUP, DIM, generator=torch.Generator().manual_seed(9)) * 2
+    (chosen,) = cache.select(0, query, [around])
+    assert chosen.shape == (1, CONFIG.top_k)
+    assert not pieces[0].rows
+    assert not pieces[2].rows
+    share = exact_votes(keys, query[0], 0, 3000)
+    best = share[4:2978].topk(CONFIG.top_k).values.sum()
+    assert float(share[chosen[0]].sum() / best) > 0.9

@@ -92,12 +92,14 @@ class Neutral:
         document: Positions [first, last) that are voted on.
         start: Length of the prompt.
         kept: Where it is found in later sessions.
+        by_index: Whether votes go by the key index, as those that they are compared with.
     """
 
     ids: Sequence[int]
     document: tuple[int, int]
     start: int
     kept: KeptVotes | None = None
+    by_index: bool = False
     _votes: torch.Tensor | None = field(default=None, init=False)
 
     def votes(
@@ -112,7 +114,8 @@ class Neutral:
             # Behind a conversation, votes depend on that as well.
             kept = self.kept if start == self.start else None
             layers = logged_layers(runner.decoder.config.num_layers)
-            asked = repr((list(self.ids), self.document, layers, question_chunk_size)).encode()
+            how = (list(self.ids), self.document, layers, question_chunk_size)
+            asked = repr((*how, "by index") if self.by_index else how).encode()
             if kept is not None:
                 self._votes = self._read(kept, asked, len(layers), runner.rope.cos.device)
             if self._votes is not None:
@@ -237,10 +240,12 @@ def make_neutral(
     document: tuple[int, int],
     start: int,
     kept: KeptVotes | None = None,
+    *,
+    by_index: bool = False,
 ) -> Neutral:
-    """The neutral question of a prompt of `start` tokens."""
+    """The neutral question of a prompt of `start` tokens; see `Neutral`."""
     ids = template.question_ids(NEUTRAL_QUESTION).tolist()
-    return Neutral(ids=ids, document=document, start=start, kept=kept)
+    return Neutral(ids=ids, document=document, start=start, kept=kept, by_index=by_index)
 
 
 def _weighed_votes(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from tsdoc.kernels.index import QueryMoments
 
+FEW_UNTIL = 1 << 17  # tokens among which a quarter more candidates than top_k are enough
 WORTHWHILE = 4  # times as many tokens as candidates, or all are scored
 
 
@@ -36,15 +37,21 @@ class IndexConfig:
     """How candidates are found before they are scored exactly.
 
     Attributes:
-        candidates: Tokens scored exactly, as a multiple of top_k.
+        candidates: Tokens scored exactly, as a multiple of top_k; 1 is none.
+        few: The same on a CPU for FEW_UNTIL tokens or fewer.
         floor: Least share of an exact selection's votes that a layer's selections have to catch;
             below it that layer is selected from exactly.
         sample: One of so many selections is also made exactly, to know that share.
     """
 
     candidates: int = 3
+    few: float = 1.25
     floor: float = 0.95
     sample: int = 257  # a prime: with every number of layers, each has its turn
+
+    def num_candidates(self, top_k: int, num_tokens: int) -> int:
+        """Candidates on a CPU among `num_tokens`."""
+        return int(top_k * (self.few if num_tokens <= FEW_UNTIL else self.candidates))
 
     def applies(self, config: Selecting, num_tokens: int) -> bool:
         """Whether a selection among `num_tokens` is worth, and able, to go through the index."""

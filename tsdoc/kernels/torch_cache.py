@@ -109,7 +109,9 @@ class TorchCache:
         self._scores = TorchScores(self._rows, self._workers)
         self._windows = TorchWindows(self._rows, rope)
         self._election = election or OwnElection(num_kv_heads, self._workers)
-        self._selector = TorchSelector(self._rows, self._scores, config, self._election, index)
+        self._selector = TorchSelector(
+            self._rows, self._scores, config, self._election, index, self._workers
+        )
         self.rope = rope
         self._config = config
         self._num_kv_heads = num_kv_heads
@@ -149,7 +151,7 @@ class TorchCache:
         num_tokens, num_heads, _ = queries.shape
         has_say = torch.zeros(num_heads)
         has_say[self._election.real(torch.arange(num_heads))] = 1
-        total = self._scores.sum_votes(layer, queries, start, end, has_say)
+        total = self._selector.sum_votes(layer, queries, start, end, has_say)
         return total / (num_tokens * self._election.num_heads(num_heads))
 
     def attend_chunks(

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
 from tsdoc.kernels.election import Election, Race
+from tsdoc.kernels.index_terms import Room
 from tsdoc.kernels.index_use import IndexWatch
+from tsdoc.kernels.kv import KVPiece, LayerIndex
 from tsdoc.kernels.piece_rows import PieceRows
 from tsdoc.kernels.selection import ChunkRange, SelectionConfig, allowed_mask
-from tsdoc.kernels.torch_index import select_by_index
+from tsdoc.kernels.torch_index import select_by_index, votes_by_index
 from tsdoc.kernels.torch_scores import TorchScores
+from tsdoc.kernels.workers import Workers
 
 SCORE_BYTES = 128 << 20  # scores held at a time
 
@@ -25,6 +29,7 @@ class TorchSelector:
         config: Selection settings.
         election: Turns scores into selections.
         index: Finds candidates, where it has something stored.
+        workers: Take parts of the index.
     """
 
     def __init__(
@@ -34,7 +39,9 @@ class TorchSelector:
         config: SelectionConfig,
         election: Election,
         index: IndexWatch | None = None,
+        workers: Workers | None = None,
     ) -> None:
+        self._room = Room(workers)
         self._rows = rows
         self._scores = scores
         self._config = config
@@ -49,11 +56,15 @@ class TorchSelector:
         allowed: Sequence[tuple[int, int]] | None,
     ) -> list[torch.Tensor]:
         """See `DeviceCache.select`."""
-        if self._index is not None and len(ranges) == 1:
-            found = self._select_by_index(self._index, layer, queries[0], ranges[0], allowed)
-            if found is not None:
-                return [found]
-        return self._select_exactly(layer, queries, ranges, allowed)
+        if self._index is None:
+            return self._select_exactly(layer, queries, ranges, allowed)
+        chosen = []
+        for query, around in zip(queries, ranges, strict=True):
+            found = self._select_by_index(self._index, layer, query, around, allowed)
+            if found is None:
+                (found,) = self._select_exactly(layer, query.unsqueeze(0), [around], allowed)
+            chosen.append(found)
+        return chosen
 
     def _select_exactly(
         self,
@@ -96,28 +107,51 @@ class TorchSelector:
         allowed: Sequence[tuple[int, int]] | None,
     ) -> torch.Tensor | None:
         """Selection of one chunk through the pieces' indexes; None where it is not worth it."""
+        covered = self._indexed(watch, layer, around.init_end, around.local_start)
+        if covered is None:
+            return None
         config, found_by = self._config, watch.config
-        if not found_by.applies(config, around.num_candidates) or not watch.is_trusted(layer):
-            return None
-        covering = self._rows.covering(around.init_end, around.local_start)
-        pieces = [(piece, piece.index(layer)) for piece, _, _ in covering]
-        indexed = sum(b - a for (_, a, b), (_, i) in zip(covering, pieces, strict=True) if i)
-        if not found_by.applies(config, indexed):
-            return None
         scaled = query * query.shape[-1] ** -0.5
         chosen = select_by_index(
-            pieces,
+            [(piece, index) for piece, _, _, index in covered],
             scaled,
             around,
             allowed,
             lambda positions: self._scores.score_rows(layer, scaled, positions),
             top_k=config.top_k,
-            num_candidates=found_by.candidates * config.top_k,
+            num_candidates=found_by.num_candidates(config.top_k, around.num_candidates),
+            room=self._room,
         )
         if allowed is None and watch.wants_sample():
             (exact,) = self._select_exactly(layer, query.unsqueeze(0), [around], allowed)
             watch.note(layer, self._share(layer, query, around, chosen, exact))
         return chosen  # also then, so that an answer does not depend on what is sampled
+
+    def _indexed(
+        self, watch: IndexWatch, layer: int, start: int, end: int
+    ) -> list[tuple[KVPiece, int, int, LayerIndex | None]] | None:
+        """Pieces of [start, end), their shares of it, and indexes; None to score every key."""
+        config, applies = self._config, watch.config.applies
+        if not applies(config, end - start) or not watch.is_trusted(layer):
+            return None
+        covered = [
+            (piece, first, last, piece.index(layer))
+            for piece, first, last in self._rows.covering(start, end)
+        ]
+        num_indexed = sum(last - first for _, first, last, index in covered if index is not None)
+        return covered if applies(config, num_indexed) else None
+
+    def sum_votes(
+        self, layer: int, queries: torch.Tensor, start: int, end: int, weights: torch.Tensor
+    ) -> torch.Tensor:
+        """See `TorchScores.sum_votes`; by the index where selections go by it."""
+        covered = None
+        if self._index is not None:
+            covered = self._indexed(self._index, layer, start, end)
+        if covered is None:
+            return self._scores.sum_votes(layer, queries, start, end, weights)
+        score = partial(self._scores.score, layer)
+        return votes_by_index(covered, queries, weights, score, room=self._room)
 
     def _share(
         self,

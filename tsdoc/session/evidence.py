@@ -81,7 +81,8 @@ class EvidenceFinder:
             copies=generation.copies,
         )
         start = self.neutral.start
-        cache = engine.cache([*pieces, self.make_piece(start, len(self.neutral.ids))])
+        room = self.make_piece(start, len(self.neutral.ids))
+        cache = engine.cache([*pieces, room], engine.index)
         engine.runner.load(cache, start)
         expected = self.neutral.votes(engine.runner, cache, start, question_chunk_size=chunk_size)
         return find_evidence(

@@ -64,7 +64,9 @@ def index_config(settings: EngineSettings) -> IndexConfig | None:
     """How questions and answers find candidates; None reads all keys."""
     if settings.index == "none":
         return None
-    return IndexConfig(candidates=settings.index_candidates)
+    if settings.index_candidates is None:
+        return IndexConfig()
+    return IndexConfig(candidates=settings.index_candidates, few=settings.index_candidates)
 
 
 def uses_index(settings: Settings, num_tokens: int) -> bool:

@@ -28,7 +28,12 @@ from tsdoc.session.loading import warn_of_few_cores
 from tsdoc.session.prefill import Prefill
 from tsdoc.session.prompt_kv import KeptPrompt
 from tsdoc.session.question import lay_out
-from tsdoc.session.resolving import kv_shape, reread_tokens, resolve_compute_dtype
+from tsdoc.session.resolving import (
+    kv_shape,
+    reread_tokens,
+    resolve_compute_dtype,
+    uses_index,
+)
 from tsdoc.session.results import Answer, Estimate, Prepared
 from tsdoc.session.tail import Tail
 from tsdoc.session.transcript import Transcript
@@ -285,7 +290,10 @@ class Session:
             prompt = self.prompt
             document = prompt.head_len, prompt.contents_start
             kept = EntryVotes(lambda: self._kept.entry)
-            self._neutral = make_neutral(self.template, document, len(prompt.ids), kept)
+            by_index = self._device == "cpu" and uses_index(self.settings, len(prompt.ids))
+            self._neutral = make_neutral(
+                self.template, document, len(prompt.ids), kept, by_index=by_index
+            )
         return self._neutral
 
     def _make_reread(self) -> Reread | None:
