@@ -93,7 +93,7 @@ class Forecast:
             self._say(left_s, rate)
 
     def _say(self, seconds: float, rate: float) -> None:
-        self._said_s = seconds
+        self._said_s = self._took_s + seconds  # of all that is compared with it at the end
         estimate = self._estimate
         parts = []
         if self._kept:
