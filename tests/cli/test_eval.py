@@ -95,6 +95,7 @@ def test_the_table_fits_80_columns(
     assert lines[1].split() == cells.split()
     assert "At 8,192 tokens of book.txt with tokenselect: 60 % right" in "\n".join(lines)
     assert "streaming_llm against tokenselect: -10.0 points" in "\n".join(lines)
+    assert "All of book.txt is 200,000 tokens long" in "\n".join(lines)
 
 
 @pytest.mark.parametrize(

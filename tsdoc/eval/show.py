@@ -63,7 +63,10 @@ def fidelity_rows(report: EvalReport) -> Iterator[tuple[str, ...]]:
 
 
 def summary_lines(report: EvalReport) -> Iterator[str]:
-    """Yields, for each length and policy, the score over all tasks in words."""
+    """Yields, for each length and policy, the score over all tasks in words.
+
+    Then, where the document is longer than what was measured of it, how all of it is measured.
+    """
     groups: dict[tuple[int, str], list[Cell]] = {}
     for cell in report.cells:
         groups.setdefault((cell.length, cell.policy), []).append(cell)
@@ -79,6 +82,12 @@ def summary_lines(report: EvalReport) -> Iterator[str]:
         yield (
             f"At {where}{by}: {100 * mean:.0f} % right "
             f"(95 %: {100 * low:.0f} to {100 * high:.0f}, n = {n}){_caught(cells)}"
+        )
+    longest = max((length for length, _ in groups), default=0)
+    if report.document and 0 < longest < report.document_tokens:
+        yield (
+            f"All of {report.document} is {report.document_tokens:,} tokens long, which may be "
+            "harder: `--lengths all` measures that"
         )
 
 
