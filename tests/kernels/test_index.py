@@ -284,21 +284,22 @@ def test_a_piece_without_any_candidate_does_not_spoil_the_others() -> None:
 
 
 @pytest.mark.parametrize(("sizes", "indexed"), LAYOUTS)
-@pytest.mark.parametrize("room", [1 << 26, 4 * 6 * 2900 * 2])
-def test_what_tokens_look_at_is_found_without_reading_indexed_keys(
+@pytest.mark.parametrize("room", [1 << 26, 4 * 6 * 2930 * 2])
+def test_what_tokens_look_at_is_found_by_reading_few_indexed_keys(
     sizes: list[int], indexed: list[bool], room: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tsdoc.kernels.torch_index.VOTES_BYTES", room)
+    monkeypatch.setattr("tsdoc.kernels.torch_index.NUM_RUNS", 40)
     cache, pieces, _ = make_cache(sizes, indexed, 2)
     whole, _, _ = make_cache(sizes, indexed, 0)
     queries = torch.randn(5, KV_HEADS * GROUP, DIM, generator=torch.Generator().manual_seed(4)) * 2
     votes, expected = (c.soft_votes(0, queries, 20, 2950) for c in (cache, whole))
     assert votes.shape == expected.shape
     assert float(votes.sum()) == pytest.approx(1, abs=1e-4)
-    assert float((votes - expected).abs().sum()) < 0.5  # half of it is voted elsewhere
-    assert not any(
-        piece.rows for piece, is_indexed in zip(pieces, indexed, strict=True) if is_indexed
-    )
+    assert float((votes - expected).abs().sum()) < 0.25  # half of it is voted elsewhere
+    bare = sum(n for n, is_indexed in zip(sizes, indexed, strict=True) if not is_indexed)
+    batches = 1 if room > 1 << 20 else 3
+    assert sum(len(piece.rows) for piece in pieces) <= batches * 16 * 40 + bare
 
 
 def test_in_a_layer_below_the_floor_every_key_is_voted_on() -> None:

@@ -70,6 +70,7 @@ class Scratch:
         if self._halves.shape != shape:
             self._halves = torch.empty(shape, dtype=torch.int32)
             self._codes = torch.empty(num_kv, 2, lines, RANK)
+        if self._out.shape != (num_kv, weights.shape[1], 2 * lines):
             self._out = torch.empty(num_kv, weights.shape[1], 2 * lines)
         words = packed.view(torch.int32)  # four codes at a time
         low, high = self._halves.unbind(1)

@@ -54,11 +54,18 @@ class TorchScores:
         )
         return logits.view(rows.shape[0], len(queries), -1, end - start)
 
-    def score_rows(self, layer: int, query: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Scores [num_qo_heads, n] of a scaled query and the keys at `positions` [n], ascending."""
-        grouped = query.view(self._rows.num_kv_heads, -1, query.shape[-1])
+    def score_rows(
+        self, layer: int, queries: torch.Tensor, positions: torch.Tensor
+    ) -> torch.Tensor:
+        """Scaled scores [num_kv_heads · num_queries · group, n] of keys at `positions`, ascending.
+
+        Args:
+            layer: Which layer.
+            queries: [num_queries, num_qo_heads, head_dim].
+            positions: [n].
+        """
         keys = self._rows.gather(layer, KEYS, positions.unsqueeze(0))
-        return torch.bmm(grouped, keys.transpose(1, 2)).flatten(0, 1)
+        return torch.bmm(self._by_kv_head(queries), keys.transpose(1, 2)).flatten(0, 1)
 
     def sum_votes(
         self, layer: int, queries: torch.Tensor, start: int, end: int, weights: torch.Tensor

@@ -111,13 +111,12 @@ class TorchSelector:
         if covered is None:
             return None
         config, found_by = self._config, watch.config
-        scaled = query * query.shape[-1] ** -0.5
         chosen = select_by_index(
             [(piece, index) for piece, _, _, index in covered],
-            scaled,
+            query * query.shape[-1] ** -0.5,
             around,
             allowed,
-            lambda positions: self._scores.score_rows(layer, scaled, positions),
+            partial(self._scores.score_rows, layer, query.unsqueeze(0)),
             top_k=config.top_k,
             num_candidates=found_by.num_candidates(config.top_k, around.num_candidates),
             room=self._room,
@@ -150,7 +149,7 @@ class TorchSelector:
             covered = self._indexed(self._index, layer, start, end)
         if covered is None:
             return self._scores.sum_votes(layer, queries, start, end, weights)
-        score = partial(self._scores.score, layer)
+        score = partial(self._scores.score_rows, layer)
         return votes_by_index(covered, queries, weights, score, room=self._room)
 
     def _share(
