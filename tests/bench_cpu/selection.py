@@ -60,7 +60,8 @@ class Made:
             if candidates:
                 config = IndexConfig(candidates=candidates, few=candidates, sample=NEVER)
                 watch = IndexWatch(config)
-                watch.wants_sample()  # the first one
+                for layer in range(LAYERS):
+                    watch.note(layer, 1.0)  # else first selections would be made both ways
             name = f"index, {candidates} · top_k" if candidates else "exact"
             self.caches[name] = TorchCache(
                 [piece], rope, self.config, num_kv_heads=num_kv, index=watch

@@ -167,7 +167,7 @@ def make_cache(
     rope = make_rope_table(RopeConfig(rope_type="default", theta=1e4), DIM, 256)
     if watch is None and candidates:
         watch = IndexWatch(IndexConfig(candidates=candidates, few=candidates, sample=1 << 20))
-        watch.wants_sample()  # the first one, which would read all
+        watch.note(0, 1.0)  # else the first selection would be made exactly too
     cache = TorchCache(pieces, rope, CONFIG, num_kv_heads=KV_HEADS, index=watch)
     return cache, pieces, keys
 
@@ -235,28 +235,42 @@ def test_samples_are_made_both_ways_and_a_layer_below_the_floor_is_left_to_exact
     around = chunk_range(2990, 2991, CONFIG)
     query = torch.randn(1, KV_HEADS * GROUP, DIM, generator=torch.Generator().manual_seed(9)) * 2
     chosen = [cache.select(0, query, [around])[0] for _ in range(4)]
-    assert watch.num_samples == 2
+    assert watch.num_samples == 3
     assert watch.mean_share is not None
     assert 0.97 < watch.mean_share <= 1.0
     assert watch.least_share == watch.mean_share
     assert torch.equal(chosen[0], chosen[2])
     assert watch.is_trusted(0)
-    for _ in range(3):
+    for _ in range(4):
         watch.note(0, 0.5)
     assert not watch.is_trusted(0)
     assert watch.is_trusted(1)
     pieces[0].rows.clear()
     whole, _, _ = make_cache([3000], [True], 0)
     assert torch.equal(cache.select(0, query, [around])[0], whole.select(0, query, [around])[0])
-    assert watch.num_samples == 5
+    assert watch.num_samples == 7
+
+
+def test_each_layers_first_selection_is_made_both_ways() -> None:
+    watch = IndexWatch(IndexConfig())
+    assert watch.known(3) == [None, None, None]
+    for layer in (0, 1, 2):
+        assert watch.wants_sample(layer)
+        watch.note(layer, 0.9 + layer / 100)
+        assert not watch.wants_sample(layer)
+    assert watch.known(4) == [0.9, 0.91, 0.92, None]
+    assert [watch.is_trusted(layer) for layer in range(4)] == [False, False, False, True]
 
 
 @pytest.mark.parametrize("num_layers", [24, 28, 30, 32, 48, 64, 80])
-def test_every_layer_has_selections_made_both_ways(num_layers: int) -> None:
+def test_every_layer_has_more_selections_made_both_ways(num_layers: int) -> None:
     config = IndexConfig()
     watch = IndexWatch(config)
-    numbers = range(num_layers * config.sample)
-    assert len({n % num_layers for n in numbers if watch.wants_sample()}) == num_layers
+    for layer in range(num_layers):
+        watch.note(layer, 1.0)
+    turns = (number % num_layers for number in range(num_layers * config.sample))
+    sampled = [layer for layer in turns if watch.wants_sample(layer)]
+    assert len(sampled) == len(set(sampled)) == num_layers
 
 
 def test_a_piece_without_any_candidate_does_not_spoil_the_others() -> None:

@@ -8,9 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.session.conftest import Recorder
 from tsdoc.home import Home
+from tsdoc.kernels.torch_selection import TorchSelector
 from tsdoc.session import Answer, Session
 from tsdoc.store.segment import DERIVED_FILES
 
@@ -146,3 +148,31 @@ def test_a_damaged_index_does_not_matter_where_none_is_asked_for(
     reporter = Recorder()
     assert ask(long(reporter, index="none")).text
     assert reporter.warnings == []
+
+
+def test_how_well_each_layer_selects_is_found_by_the_first_question_and_kept(
+    long: Start, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = long()
+    text = ask(first).text
+    watch = first._engines.make(1).index
+    assert watch is not None
+    assert None not in watch.known(first.model.config.num_layers)
+    (path,) = home.root.rglob("shares.bin")
+    kept = path.read_bytes()
+    exactly: list[int] = []
+    select = TorchSelector._select_exactly
+
+    def note(self: TorchSelector, layer: int, *arguments: object) -> list[torch.Tensor]:
+        exactly.append(layer)
+        return select(self, layer, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(TorchSelector, "_select_exactly", note)
+    second = long()
+    assert ask(second).text == text
+    assert not exactly
+    assert path.read_bytes() == kept
+    path.write_bytes(kept[:-1])  # damaged: found out again
+    assert ask(long()).text == text
+    assert exactly
+    assert path.read_bytes() == kept

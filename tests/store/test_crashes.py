@@ -16,7 +16,7 @@ from tsdoc.store import Store
 from tsdoc.store.manifest import ENTRY_FILES
 from tsdoc.store.pages import Segment
 from tsdoc.store.segment import DERIVED_FILES, SEGMENT_FILES
-from tsdoc.store.votes_file import VOTES_FILE
+from tsdoc.store.votes_file import SHARES_FILE, VOTES_FILE
 
 REPOSITORY = Path(__file__).parents[2]
 NUM_TOKENS = 4000
@@ -215,7 +215,7 @@ def check_alone(root, ids):
         assert np.array_equal(read(entry), expected(ids))
     assert [e.status for e in store.list()] == ["complete"]
     names = {p.name for p in root.rglob("*") if p.is_file()}
-    written = {*ENTRY_FILES, *SEGMENT_FILES} - {*DERIVED_FILES, VOTES_FILE}
+    written = {*ENTRY_FILES, *SEGMENT_FILES} - {*DERIVED_FILES, VOTES_FILE, SHARES_FILE}
     assert names == {"store.lock", "model.json", *written}
     assert len(list(root.rglob("*"))) == len(names) + 5  # and the directories
 

@@ -106,3 +106,19 @@ def test_what_cannot_be_written_is_not_kept(store, root, monkeypatch):
         monkeypatch.undo()
         assert sorted(p.name for p in directory.iterdir()) == before
         assert entry.read_votes(ASKED, VOTES.shape) is None
+
+
+def test_a_number_per_layer_is_kept_beside_the_votes(store, root):
+    with open_entry(store) as entry:
+        assert entry.read_shares(ASKED, 3) is None
+        entry.keep_votes(ASKED, VOTES)
+        entry.keep_shares(ASKED, [0.5, -1.0, 1.0])
+    with open_entry(store) as again:
+        assert again.read_shares(ASKED, 3) == [0.5, -1.0, 1.0]
+        assert again.read_shares(ASKED, 4) is None
+        assert again.read_shares(b"who", 3) is None
+        assert again.read_votes(ASKED, VOTES.shape) is not None
+    path = path_of(root, again).with_name("shares.bin")
+    path.write_bytes(path.read_bytes()[:-1] + b"0")
+    with open_entry(store) as damaged:
+        assert damaged.read_shares(ASKED, 3) is None

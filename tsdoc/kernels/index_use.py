@@ -41,7 +41,8 @@ class IndexConfig:
         few: The same on a CPU for FEW_UNTIL tokens or fewer.
         floor: Least share of an exact selection's votes that a layer's selections have to catch;
             below it that layer is selected from exactly.
-        sample: One of so many selections is also made exactly, to know that share.
+        sample: Each layer's first selection is also made exactly, to know that share, and then one
+            of so many of all layers.
     """
 
     candidates: int = 3
@@ -79,14 +80,19 @@ class IndexWatch:
         shares = self._shares.get(layer)
         return not shares or sum(shares) / len(shares) >= self.config.floor
 
-    def wants_sample(self) -> bool:
-        """Whether the next selection is to be made both ways; the first one is."""
+    def wants_sample(self, layer: int) -> bool:
+        """Whether the layer's next selection is to be made both ways."""
         self._count += 1
-        return self._count % self.config.sample == 1 or self.config.sample == 1
+        return layer not in self._shares or self._count % self.config.sample == 0
 
     def note(self, layer: int, share: float) -> None:
         """Takes the share of an exact selection's votes that the index's selection has."""
         self._shares.setdefault(layer, []).append(share)
+
+    def known(self, num_layers: int) -> list[float | None]:
+        """The mean share of each layer; None where no selection was made both ways."""
+        found = (self._shares.get(layer) for layer in range(num_layers))
+        return [sum(shares) / len(shares) if shares else None for shares in found]
 
     @property
     def num_samples(self) -> int:

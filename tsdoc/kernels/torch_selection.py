@@ -121,7 +121,7 @@ class TorchSelector:
             num_candidates=found_by.num_candidates(config.top_k, around.num_candidates),
             room=self._room,
         )
-        if allowed is None and watch.wants_sample():
+        if allowed is None and watch.wants_sample(layer):
             (exact,) = self._select_exactly(layer, query.unsqueeze(0), [around], allowed)
             watch.note(layer, self._share(layer, query, around, chosen, exact))
         return chosen  # also then, so that an answer does not depend on what is sampled

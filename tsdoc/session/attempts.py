@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from tsdoc.errors import CorruptPageError, DamagedStoreError
 from tsdoc.kernels.kv import KVPiece
 from tsdoc.kernels.shared_kv import HostPiece
+from tsdoc.session.indexing import keep_shares, recall_shares
 from tsdoc.session.prompt_kv import KeptPrompt
 from tsdoc.session.question import LaidOut
 from tsdoc.session.tail import Tail
@@ -17,6 +18,8 @@ from tsdoc.session.transcript import StopAnswer, Transcript
 if TYPE_CHECKING:
     from tsdoc.engine.engine import Engine
     from tsdoc.engine.generate import Generation
+    from tsdoc.kernels.index_use import IndexWatch
+    from tsdoc.store import Entry
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,12 +55,20 @@ class Attempts:
             piece = self.make_piece(asked.start, asked.room)
             try:
                 pieces = [*self.kept.get().pieces, *before.pieces, piece]
-                return self._generate(pieces, asked, answer, interruptible=interruptible), piece
+                self._about_index(recall_shares)
+                found = self._generate(pieces, asked, answer, interruptible=interruptible)
+                self._about_index(keep_shares)
+                return found, piece
             except CorruptPageError as error:
                 self.kept.repair(self.engine, error)
                 self.reused_tokens -= error.end - error.start
             except DamagedStoreError as error:
                 self.reused_tokens = self.kept.get_again(error).estimate.reused_tokens
+
+    def _about_index(self, act: Callable[[IndexWatch, Entry, int], None]) -> None:
+        watch, entry = self.engine.index, self.kept.entry
+        if watch is not None and entry is not None:
+            act(watch, entry, self.engine.runner.decoder.config.num_layers)
 
     def _generate(
         self,

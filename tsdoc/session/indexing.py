@@ -1,4 +1,4 @@
-"""Makes the key index of an entry where it is missing, so that questions read fewer keys."""
+"""The key index of an entry: made where it is missing, and how well it selects, kept beside it."""
 
 from __future__ import annotations
 
@@ -7,15 +7,19 @@ from typing import TYPE_CHECKING
 
 from tsdoc.errors import CorruptPageError, DamagedStoreError, ResourceError, StoreError
 from tsdoc.progress import Reporter
+from tsdoc.store.index_file import VERSION as INDEX_VERSION
 from tsdoc.terminal import format_bytes
 
 if TYPE_CHECKING:
     from tsdoc.engine.engine import Engine
+    from tsdoc.kernels.index_use import IndexWatch
     from tsdoc.kernels.kv import KVArray, LayerIndex
     from tsdoc.store import Entry, Store
     from tsdoc.store.pages import Segment
 
 MIN_TOKENS = 4096  # shorter segments are read whole
+UNKNOWN = -1.0
+ROUNDING = 1e-3
 
 
 def prepare_index(
@@ -86,3 +90,27 @@ def _prepare(
         except (ResourceError, StoreError) as error:
             reporter.warn("no_index", error.where or "", f"{error.message}; all keys are read")
             return False
+
+
+def recall_shares(watch: IndexWatch, entry: Entry, num_layers: int) -> None:
+    """Tells `watch` what earlier sessions found out about the entry's index, if it knows nothing.
+
+    Whoever asks first has the keys in memory; a later question would have to read them for it.
+    """
+    if watch.num_samples:
+        return
+    for layer, share in enumerate(entry.read_shares(_asked(watch), num_layers) or ()):
+        if 0 <= share <= 1 + ROUNDING:  # of a store that was tampered with, too, only shares
+            watch.note(layer, share)
+
+
+def keep_shares(watch: IndexWatch, entry: Entry, num_layers: int) -> None:
+    """Keeps what `watch` knows, for sessions to come, if it knows more than was kept."""
+    known = [UNKNOWN if share is None else share for share in watch.known(num_layers)]
+    kept = entry.read_shares(_asked(watch), num_layers) or [UNKNOWN] * num_layers
+    if any(now != UNKNOWN and before == UNKNOWN for now, before in zip(known, kept, strict=True)):
+        entry.keep_shares(_asked(watch), known)
+
+
+def _asked(watch: IndexWatch) -> bytes:
+    return repr((watch.config.candidates, watch.config.few, INDEX_VERSION)).encode()

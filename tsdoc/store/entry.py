@@ -21,7 +21,7 @@ from tsdoc.store.manifest import Manifest, Part
 from tsdoc.store.owned import OwnSegment
 from tsdoc.store.pages import Segment
 from tsdoc.store.piece import SegmentPiece
-from tsdoc.store.votes_file import Votes, read_votes, write_votes
+from tsdoc.store.votes_file import SHARES_FILE, VOTES_FILE, Votes, read_votes, write_votes
 
 CHECK_BYTES = 16 << 20  # read at a time when checking ahead
 MOST_VALUES = 262_144  # tokens of an entry of which a question needs most pages of V as well
@@ -94,12 +94,24 @@ class Entry:
 
     def read_votes(self, asked: bytes, shape: tuple[int, int]) -> Votes | None:
         """Returns what `keep_votes` kept under `asked`, [num_layers, num_positions]; or None."""
-        return read_votes(self._directory, self.entry_id, asked, shape)
+        return read_votes(self._directory / VOTES_FILE, self.entry_id, asked, shape)
 
     def keep_votes(self, asked: bytes, votes: Votes) -> None:
         """Keeps votes with the entry, where it can be written to; they can be found again."""
         with contextlib.suppress(OSError, StoreError):
-            write_votes(self._directory, self.entry_id, asked, votes)
+            write_votes(self._directory / VOTES_FILE, self.entry_id, asked, votes)
+
+    def read_shares(self, asked: bytes, num_layers: int) -> list[float] | None:
+        """Returns what `keep_shares` kept under `asked`; or None."""
+        path = self._directory / SHARES_FILE
+        shares = read_votes(path, self.entry_id, asked, (num_layers, 1))
+        return None if shares is None else shares[:, 0].tolist()
+
+    def keep_shares(self, asked: bytes, shares: Sequence[float]) -> None:
+        """Keeps a number per layer with the entry, where it can be written to."""
+        rows = np.array(shares, dtype=np.float32)[:, None]
+        with contextlib.suppress(OSError, StoreError):
+            write_votes(self._directory / SHARES_FILE, self.entry_id, asked, rows)
 
     def check_ahead(self) -> None:
         """Begins to read and check in the background what every question needs.

@@ -11,7 +11,7 @@ from typing import Any
 from tsdoc.errors import DamagedStoreError
 from tsdoc.store.files import HEX_NAME, read_json
 
-ENTRY_FILES = ("votes.bin", "manifest.json", "use.lock", "writer.lock")
+ENTRY_FILES = ("votes.bin", "shares.bin", "manifest.json", "use.lock", "writer.lock")
 """Names in an entry's directory, in the order of deletion."""
 
 _MAX_PARTS = 65_536

@@ -1,4 +1,4 @@
-"""votes.bin: what any question looks at in an entry, so that it is found once. See FORMAT.md.
+"""votes.bin and shares.bin: what was found out about an entry, so that it is once. See FORMAT.md.
 
 Nothing depends on it but time: whatever is wrong with it, it is as if it were missing.
 """
@@ -16,7 +16,8 @@ from tsdoc.errors import DamagedStoreError
 from tsdoc.store.files import open_file
 from tsdoc.store.replacing import replacing, write_all
 
-VOTES_FILE = "votes.bin"
+VOTES_FILE = "votes.bin"  # what any question looks at
+SHARES_FILE = "shares.bin"  # how well the key index selects
 VERSION = 1
 _MAGIC = int.from_bytes(b"TSDOCVOT", "little")
 _WORDS = 8
@@ -24,14 +25,12 @@ _WORDS = 8
 Votes = npt.NDArray[np.float32]
 
 
-def read_votes(
-    directory: Path, entry_id: str, asked: bytes, shape: tuple[int, int]
-) -> Votes | None:
-    """Returns the votes kept in an entry's directory.
+def read_votes(path: Path, entry_id: str, asked: bytes, shape: tuple[int, int]) -> Votes | None:
+    """Returns the votes, or shares, kept in an entry's directory.
 
     Args:
-        directory: The entry's.
-        entry_id: Its id.
+        path: Of the file.
+        entry_id: Of the entry.
         asked: Stands for what was asked, and how.
         shape: [num_layers, num_positions].
 
@@ -40,7 +39,7 @@ def read_votes(
     """
     size = 4 * shape[0] * shape[1]
     try:
-        with os.fdopen(open_file(directory / VOTES_FILE, os.O_RDONLY), "rb") as file:
+        with os.fdopen(open_file(path, os.O_RDONLY), "rb") as file:
             data = file.read(8 * _WORDS + size + 1)
     except (OSError, DamagedStoreError):
         return None
@@ -50,7 +49,7 @@ def read_votes(
     return np.frombuffer(body, "<f4").reshape(shape)
 
 
-def write_votes(directory: Path, entry_id: str, asked: bytes, votes: Votes) -> None:
+def write_votes(path: Path, entry_id: str, asked: bytes, votes: Votes) -> None:
     """Keeps votes [num_layers, num_positions] with an entry, instead of what was kept before.
 
     Raises:
@@ -58,7 +57,7 @@ def write_votes(directory: Path, entry_id: str, asked: bytes, votes: Votes) -> N
         StoreError: the file system has no locks.
     """
     body = memoryview(np.ascontiguousarray(votes, dtype="<f4").tobytes())
-    with replacing(directory / VOTES_FILE) as fd:
+    with replacing(path) as fd:
         write_all(fd, _header(entry_id, asked, votes.shape, body), body)
 
 
