@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from tests.session.conftest import Recorder
-from tsdoc.errors import UsageError
+from tsdoc.errors import ResourceError, UsageError
 from tsdoc.eval.plan import Plan
 from tsdoc.eval.request import EvalReport
 from tsdoc.eval.run import ANSWER_TOKENS
@@ -131,6 +131,16 @@ def test_a_policy_that_cannot_be_is_refused_before_any_work(
     recorder = Recorder()
     with pytest.raises(UsageError, match=message):
         run_eval(recorder, policies=(policy,))
+    assert recorder.stages == []
+
+
+@pytest.mark.parametrize("more", [{}, {"fidelity": True}])
+def test_a_length_that_memory_cannot_hold_is_refused_before_its_text_is_made(
+    run_eval: Run, more: dict[str, bool]
+) -> None:
+    recorder = Recorder()
+    with pytest.raises(ResourceError, match="GB of memory"):
+        run_eval(recorder, lengths=(10**12,), **more)
     assert recorder.stages == []
 
 

@@ -15,6 +15,7 @@ from tsdoc.errors import UsageError
 from tsdoc.eval.background import Kind, split_document
 from tsdoc.eval.datasets import load_examples
 from tsdoc.eval.fidelity import make_texts, measure_fidelity
+from tsdoc.eval.memory import check_memory
 from tsdoc.eval.plan import Plan, digest_pieces
 from tsdoc.eval.policies import ModelContext, PolicyChoice, parse_policy
 from tsdoc.eval.request import (
@@ -159,6 +160,15 @@ class _Subject:
             self.reporter.note(f"the document has {num_tokens:,} tokens: all of it is used")
         return fitting or (num_tokens,)
 
+    def check_memory(self, num_tokens: int) -> None:
+        """Refuses texts of a length whose K and V this machine cannot hold, before they are made.
+
+        Raises:
+            ResourceError: they do not fit.
+        """
+        config, kv_dtype = self.opened.model.config, self.settings.engine.kv_dtype
+        check_memory(num_tokens, config, kv_dtype, self.device)
+
     def context(self, max_tokens: int) -> ModelContext:
         """Loads the model for prompts of up to `max_tokens`."""
         loaded = load_model(
@@ -220,6 +230,7 @@ def _run(subject: _Subject, plan: Plan, results: ResultFile, on_kept: OnKept) ->
         tokenizer=subject.opened.tokenizer,
         template=subject.opened.template,
         window=subject.opened.model.config.window,
+        check_memory=subject.check_memory,
         load=functools.partial(subject.context, max(job.most_tokens for job in jobs)),
         results=results,
         reporter=subject.reporter,
@@ -238,6 +249,7 @@ def _run(subject: _Subject, plan: Plan, results: ResultFile, on_kept: OnKept) ->
 
 def _compare(subject: _Subject) -> EvalReport:
     lengths = subject.lengths(most=subject.opened.model.config.window)
+    subject.check_memory(max(lengths))
     texts = functools.partial(
         make_texts,
         count=subject.haystacks,

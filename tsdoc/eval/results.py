@@ -129,7 +129,9 @@ class ResultFile:
                 os.close(number)
         except OSError as error:
             raise ResourceError(
-                f"results cannot be kept ({error.strerror})", where=str(self.path)
+                f"results cannot be kept ({error.strerror})",
+                where=str(self.path),
+                hint="Keep them elsewhere with --out FILE, or not at all with --no-store.",
             ) from error
 
 

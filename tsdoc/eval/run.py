@@ -30,6 +30,7 @@ class Evaluation:
     Attributes:
         jobs: Haystacks; those whose results are there already are passed over.
         window: Of the model, in tokens.
+        check_memory: Refuses a length, in tokens, that memory cannot hold.
         load: Loads the model when there is something to run.
         on_kept: Told before the first haystack, and after each one.
     """
@@ -39,6 +40,7 @@ class Evaluation:
     tokenizer: TextTokenizer
     template: ChatTemplate
     window: int
+    check_memory: Callable[[int], None]
     load: Callable[[], ModelContext]
     results: ResultFile
     reporter: Reporter
@@ -56,6 +58,7 @@ class Evaluation:
         if not total:
             self.reporter.note("everything has been answered before; nothing is run")
             return
+        self.check_memory(max(job.length for jobs in open_jobs.values() for job in jobs))
         self._say_cost([job for jobs in open_jobs.values() for job in jobs], total)
         self._say_kept()
         progress = _Progress(self.reporter, total)

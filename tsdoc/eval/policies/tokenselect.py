@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from tsdoc.errors import ResourceError
+from tsdoc.eval.memory import check_memory
 from tsdoc.eval.policies.interface import Followed, ModelContext, Reply
 from tsdoc.kernels.kv import KVPiece
 from tsdoc.kernels.shared_kv import make_piece
@@ -16,8 +16,6 @@ from tsdoc.settings import Settings
 
 if TYPE_CHECKING:
     from tsdoc.engine.reread import Reread
-
-MEMORY_SHARE = 0.8  # of the free memory that K and V may take
 
 
 class TokenSelect:
@@ -65,7 +63,9 @@ class TokenSelect:
         from tsdoc.engine.evidence import make_neutral
         from tsdoc.engine.reread import make_reread
 
-        self._check_memory(len(ids))
+        context, kv_dtype = self._context, self._settings.engine.kv_dtype
+        if context.backend.device.type == "cpu":  # a GPU checks its own
+            check_memory(len(ids), context.config, kv_dtype, "cpu")
         self.piece, self._num_tokens = self._make_piece(0, len(ids)), len(ids)
         self._engine.prefill(
             [self.piece],
@@ -154,22 +154,6 @@ class TokenSelect:
             head_dim=config.head_dim,
             kv_dtype=self._settings.engine.kv_dtype,
         )
-
-    def _check_memory(self, num_tokens: int) -> None:
-        """On the CPU, K and V take memory of the machine; a GPU checks its own."""
-        if self._context.backend.device.type != "cpu":
-            return
-        import psutil
-
-        itemsize = 4 if self._settings.engine.kv_dtype == "float32" else 2
-        needed = num_tokens * self._context.config.kv_bytes_per_token(itemsize)
-        free = psutil.virtual_memory().available
-        if needed > free * MEMORY_SHARE:
-            raise ResourceError(
-                f"K and V of {num_tokens:,} tokens take {needed / 1e9:.1f} GB of memory, and "
-                f"{free / 1e9:.1f} GB are free",
-                hint="Choose shorter --lengths or a smaller --model.",
-            )
 
 
 def change_settings(settings: Settings, changes: Mapping[str, Mapping[str, object]]) -> Settings:
