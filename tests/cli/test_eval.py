@@ -79,6 +79,15 @@ def test_a_wrong_length_is_a_usage_error(cli: Cli, lengths: str) -> None:
     assert "is no length" in result.stderr
 
 
+@pytest.mark.parametrize("option", ["--tasks", "--lengths", "--haystack"])
+@pytest.mark.parametrize("value", ["", " , "])
+def test_an_option_that_names_nothing_is_a_usage_error(cli: Cli, option: str, value: str) -> None:
+    result = cli("eval", option, value)
+    assert result.code == 2
+    assert option in result.stderr
+    assert "names nothing" in result.stderr
+
+
 def test_an_unknown_haystack_is_a_usage_error(cli: Cli) -> None:
     result = cli("eval", "--haystack", "noise,hay")
     assert result.code == 2

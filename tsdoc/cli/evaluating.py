@@ -143,7 +143,7 @@ def evaluate(
     if html is not None:
         check_target(html)
     request = EvalRequest(
-        tasks=None if tasks is None else _names(tasks),
+        tasks=None if tasks is None else _names(tasks, "--tasks"),
         lengths=None if lengths is None else parse_lengths(lengths),
         policies=tuple(dict.fromkeys(policies or ["tokenselect"])),
         items=items,
@@ -184,12 +184,12 @@ def parse_lengths(text: str) -> tuple[int, ...]:
     """Reads "8k,32k,1M,all".
 
     Raises:
-        UsageError: a part is no length.
+        UsageError: a part is no length, or there is none.
     """
     from tsdoc.eval.request import WHOLE
 
     lengths = []
-    for part in _names(text):
+    for part in _names(text, "--lengths"):
         if part.lower() == "all":
             lengths.append(WHOLE)
             continue
@@ -205,8 +205,9 @@ def parse_lengths(text: str) -> tuple[int, ...]:
 def _kinds(text: str) -> tuple[Kind, ...]:
     from tsdoc.eval.background import KINDS
 
-    kinds = tuple(kind for name in _names(text) for kind in KINDS if kind == name)
-    if len(kinds) < len(_names(text)):
+    names = _names(text, "--haystack")
+    kinds = tuple(kind for name in names for kind in KINDS if kind == name)
+    if len(kinds) < len(names):
         raise UsageError(
             f"{text} names no kind of text",
             where="--haystack",
@@ -215,8 +216,11 @@ def _kinds(text: str) -> tuple[Kind, ...]:
     return kinds
 
 
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+def _names(text: str, option: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    if not names:
+        raise UsageError("names nothing", where=f"{option} {text}".rstrip())
+    return names
 
 
 def _list(run: Run) -> None:
