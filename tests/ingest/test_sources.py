@@ -265,3 +265,12 @@ def test_closed_standard_input_is_called_closed(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("sys.stdin", None)
     with pytest.raises(InputError, match="is closed"):
         read("-")
+
+
+def test_an_empty_name_is_not_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(make_tree(tmp_path, {"a.txt": "A\n"}))
+    for ask in (read_sources, fingerprint_sources):
+        with pytest.raises(InputError, match="name of a SOURCE is empty"):
+            ask(["", "a.txt"], IngestOptions())

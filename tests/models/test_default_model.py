@@ -91,6 +91,13 @@ def test_where_nothing_can_be_written_use_says_so(
         set_default(home, "default")
 
 
+@pytest.mark.parametrize("name", ["", " "])
+def test_use_takes_no_empty_name_for_the_current_directory(home: Home, name: str) -> None:
+    with pytest.raises(UsageError, match="neither a profile nor a path"):
+        set_default(home, name)
+    assert read_default(home) is None
+
+
 def test_use_refuses_what_does_not_exist(home: Home) -> None:
     with pytest.raises(UsageError, match="neither a profile nor a path") as caught:
         set_default(home, "tinny")

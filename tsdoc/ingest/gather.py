@@ -133,6 +133,9 @@ class _Collector:
         if source == "-":
             self._add_stdin()
             return
+        if not source:
+            # As a path it would be the current directory, where a variable of a script is not set.
+            raise InputError("the name of a SOURCE is empty", hint="A folder's own name is '.'.")
         if _URL.match(source):
             raise InputError(
                 "is a URL, and tsdoc reads files", where=source, hint="Download it first."

@@ -151,7 +151,7 @@ def check_model_name(name: str) -> bool:
     names = [profile.name for profile in list_profiles()]
     if name in names:
         return True
-    if not Path(name).expanduser().exists():
+    if not name.strip() or not Path(name).expanduser().exists():  # "" would be this directory
         near = difflib.get_close_matches(name, names, n=1)
         raise UsageError(
             "neither a profile nor a path",
