@@ -55,14 +55,14 @@ class Made:
         piece.set_index(indexes)
         rope = make_rope_table(RopeConfig(rope_type="default", theta=1e6), head_dim, 8192)
         self.caches: dict[str, TorchCache] = {}
-        for candidates in (0, 1, 2, 3):
+        for candidates in (0.0, 1.0, IndexConfig().few, 2.0, 3.0):
             watch = None
             if candidates:
-                config = IndexConfig(candidates=candidates, few=candidates, sample=NEVER)
+                config = IndexConfig(few=candidates, sample=NEVER)
                 watch = IndexWatch(config)
                 for layer in range(LAYERS):
                     watch.note(layer, 1.0)  # else first selections would be made both ways
-            name = f"index, {candidates} · top_k" if candidates else "exact"
+            name = f"index, {candidates:g} · top_k" if candidates else "exact"
             self.caches[name] = TorchCache(
                 [piece], rope, self.config, num_kv_heads=num_kv, index=watch
             )
