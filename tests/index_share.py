@@ -39,42 +39,19 @@ QUESTIONS = (
 
 
 @contextmanager
-def followed(note: Callable[[int, float], None]) -> Iterator[None]:
-    """Makes every selection of a GPU's decode steps exactly too, and notes the share by layer."""
-    from tsdoc.kernels.triton.decode_scores import decode_votes
-    from tsdoc.kernels.triton.topk import make_space, select_top
+def every_step_sampled() -> Iterator[None]:
+    """Makes every step of a GPU's answers both ways, as the first of each is."""
     from tsdoc.kernels.triton_decode import DecodeSteps
 
-    select, run = DecodeSteps._select, DecodeSteps.run
+    run = DecodeSteps.run
 
-    def select_twice(self: DecodeSteps, layer: int, query: torch.Tensor) -> torch.Tensor:
-        chosen = select(self, layer, query)
-        setup, pool = self.setup, self.setup.pool
-        if setup.index is not None:
-            top_k = setup.config.top_k
-            space = make_space(1, pool.capacity, top_k, query.device)
-            votes = decode_votes(
-                query, pool.keys[layer], pool.page_table, self._meta, self._skip, space,
-                self._tickets, length=pool.capacity, per_kv_head=False, num_sms=setup.num_sms,
-            )  # fmt: skip
-            best = select_top(votes, self._meta, top_k=top_k, space=space, skip=self._skip)
-            taken, wanted = (
-                float(votes[0, 0, rows[0, 0, : int(self._meta[0, 2])].long()].sum())
-                for rows in (chosen, best)
-            )
-            note(layer, taken / wanted)
-        return chosen
-
-    def run_eagerly(
+    def run_sampled(
         self: DecodeSteps, step: Callable[[torch.Tensor], torch.Tensor], token: int
     ) -> torch.Tensor:
-        self._is_compiled = False
+        self._is_sampled = self._exact is not None
         return run(self, step, token)
 
-    with (
-        patch.object(DecodeSteps, "_select", select_twice),
-        patch.object(DecodeSteps, "run", run_eagerly),
-    ):
+    with patch.object(DecodeSteps, "run", run_sampled):
         yield
 
 
@@ -156,7 +133,7 @@ def main() -> None:
         for candidates in options.candidates:
             shares = Shares(make_config(candidates), engine.query_moment)
             on_gpu = engine.backend.device.type == "cuda"
-            with followed(shares.note) if on_gpu else nullcontext():
+            with every_step_sampled() if on_gpu else nullcontext():
                 ask(session, engine, shares)
             show({"tokens": prepared.prompt_tokens, **shares.summary()})
             if options.floor is not None and not on_gpu:

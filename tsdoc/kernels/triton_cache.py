@@ -130,7 +130,7 @@ class TritonCache:
         if self._index is not None and self._index.config.applies(self._config, position):
             parts.index.moments = self._index.moments
             parts.index.cover(position)
-            index = (parts.index, self._index.config)
+            index = (parts.index, self._index)
         setup = make_setup(
             parts.pool,
             self._rope,

@@ -3,6 +3,9 @@
 A step is the same launches whatever happens, so on CUDA it is captured as a graph once per answer
 (about 20 ms for 28 layers) and replayed; kernels of a layer that hits return at once. Lengths and
 the position are read from device memory. Buffers serve one answer after the other.
+
+With a key index, an answer's first step selects both ways: it is not captured. Layers in which the
+index catches too little of the exact selections' votes select exactly from then on.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from tsdoc.kernels.hot_rows import HotRows
-from tsdoc.kernels.index_use import IndexConfig
+from tsdoc.kernels.index_use import IndexWatch
 from tsdoc.kernels.page_pool import PagePool
 from tsdoc.kernels.ranks import Ranks
 from tsdoc.kernels.rope import RopeTable
@@ -35,6 +38,7 @@ from tsdoc.kernels.triton.index_scan import index_votes
 from tsdoc.kernels.triton.tiles import LOG2_E
 from tsdoc.kernels.triton.topk import make_space, select_top, tile_size, tiles_holding
 from tsdoc.kernels.triton_index import DeviceIndex
+from tsdoc.kernels.triton_samples import ExactSelection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -47,7 +51,8 @@ class DecodeSetup:
         num_sms: Multiprocessors of the device.
         tile: See `TopSpace`.
         is_restricted: Whether only some positions may be selected.
-        index: Finds candidates instead of reading all keys, and how many; None selects exactly.
+        index: Finds candidates instead of reading all keys, and knows how well; None selects
+            exactly.
         ranks: Those that have the model's other heads; they never use an index.
     """
 
@@ -61,7 +66,7 @@ class DecodeSetup:
     max_hits: int
     tile: int
     is_restricted: bool
-    index: tuple[DeviceIndex, IndexConfig] | None
+    index: tuple[DeviceIndex, IndexWatch] | None
     ranks: Ranks
 
     def equals(self, other: DecodeSetup) -> bool:
@@ -93,7 +98,13 @@ class DecodeSteps:
         self._allowed = zeros(pool.capacity + 1) if setup.is_restricted else None
         self._state = zeros(num_layers, STATE_SIZE)
         num_sets = num_kv if config.sets == "per_kv_head" else 1
-        self._num_candidates = config.top_k * (setup.index[1].candidates if setup.index else 1)
+        self._num_candidates = num_candidates(config, setup.index)
+        self._exact: ExactSelection | None = None
+        if setup.index is not None:
+            watch, num_sms = setup.index[1], setup.num_sms
+            self._exact = ExactSelection(pool, watch, config.top_k, num_sms)
+        self._exactly: set[int] = set()  # layers that do not go by the index
+        self._is_sampled = False
         self._space = make_space(
             num_sets, pool.capacity, self._num_candidates, device, tile=setup.tile
         )
@@ -125,6 +136,14 @@ class DecodeSteps:
             self._allowed[: allowed.shape[0]] = allowed
         if self.hot is not None:
             self.hot.begin(position)
+        self._is_sampled = self._exact is not None
+        self._exactly = self._distrusted()
+
+    def _distrusted(self) -> set[int]:
+        if self.setup.index is None:
+            return set()
+        watch = self.setup.index[1]
+        return {layer for layer in range(len(self._k)) if not watch.is_trusted(layer)}
 
     def counts(self) -> tuple[int, int]:
         """Look-ups and hits since `begin`, over all layers."""
@@ -177,7 +196,7 @@ class DecodeSteps:
         selected = self._select(layer, query)
         keys, values, table = pool.keys[layer], pool.values[layer], pool.page_table
         rows = slice(layer, layer + 1)
-        if hot is None:
+        if hot is None or layer in self._exactly:
             gather_rotated(
                 keys, values, table, selected, self._meta, self._ends, setup.rope, self._k[rows],
                 self._v[rows], skip=self._skip,
@@ -193,6 +212,9 @@ class DecodeSteps:
     def _select(self, layer: int, query: torch.Tensor) -> torch.Tensor:
         """Positions [1, num_sets, top_k], num_selected of them written, unless this is a hit."""
         setup, config, pool = self.setup, self.setup.config, self.setup.pool
+        exact = self._exact
+        if exact is not None and layer in self._exactly and not self._is_sampled:
+            return exact.select(layer, query, self._meta, self._skip, self._allowed)
         if setup.index is not None:
             index, _ = setup.index
             codes, keys = index.codes[layer], pool.keys[layer]
@@ -201,11 +223,15 @@ class DecodeSteps:
                 self._space, self._tickets, floor_tiles=self._floor_tiles, allowed=self._allowed,
                 num_sms=setup.num_sms,
             )  # fmt: skip
-            return select_candidates(
+            chosen = select_candidates(
                 query, votes, projected, keys, pool.page_table, codes, self._meta, self._skip,
                 self._space, self._tickets, room=2 * self._num_candidates, top_k=config.top_k,
                 hot=None if self.hot is None else self.hot.layers[layer],
             )  # fmt: skip
+            if exact is None or not self._is_sampled:
+                return chosen
+            best = exact.select(layer, query, self._meta, self._skip, self._allowed, chosen)
+            return best if layer in self._exactly else chosen
         votes = decode_votes(
             query, pool.keys[layer], pool.page_table, self._meta, self._skip, self._space,
             self._tickets, length=pool.capacity, per_kv_head=config.sets == "per_kv_head",
@@ -233,6 +259,12 @@ class DecodeSteps:
         """See `DeviceDecode.run`: the very first step compiles, an answer's first is captured."""
         self._extend_index()
         self._token.fill_(token)
+        if self._exact is not None and self._is_sampled:
+            self._is_compiled = True
+            logits = self._advance(step)
+            self._exact.note()
+            self._is_sampled, self._exactly = False, self._exactly | self._distrusted()
+            return logits
         if self._device.type != "cuda" or not self._is_compiled:
             self._is_compiled = True
             return self._advance(step)
@@ -265,7 +297,7 @@ def make_setup(
     max_hits: int,
     is_restricted: bool,
     ranks: Ranks,
-    index: tuple[DeviceIndex, IndexConfig] | None = None,
+    index: tuple[DeviceIndex, IndexWatch] | None = None,
 ) -> DecodeSetup:
     """What steps from `position` on depend on."""
     return DecodeSetup(
@@ -278,11 +310,13 @@ def make_setup(
         theta=theta,
         max_hits=max_hits,
         # A candidate more or less does not matter, so larger tiles than an exact top-k's will do.
-        tile=tile_size(
-            4 * position if index else position,
-            config.top_k * (index[1].candidates if index else 1),
-        ),
+        tile=tile_size(4 * position if index else position, num_candidates(config, index)),
         is_restricted=is_restricted,
         index=index,
         ranks=ranks,
     )
+
+
+def num_candidates(config: SelectionConfig, index: tuple[DeviceIndex, IndexWatch] | None) -> int:
+    """Positions that the first selection of a step finds."""
+    return config.top_k * (index[1].config.candidates if index else 1)

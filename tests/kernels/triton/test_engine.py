@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.kernels.triton.cases import only_on_gpu
 from tests.tiny_models import make_config, make_engine, make_oracle, memory_piece, token_ids
 from tsdoc.engine.engine import Engine
 from tsdoc.engine.evidence import look
@@ -83,6 +84,37 @@ def test_an_answer_by_the_key_index_equals_the_exact_one(
     assert engine.backend._parts.index.covered > len(ids)  # type: ignore[attr-defined]
     assert found.tokens == exact.tokens
     assert found.reuse.num_lookups == exact.reuse.num_lookups
+
+
+@pytest.mark.parametrize("on_host", [False, True])
+def test_layers_in_which_the_index_catches_too_little_select_exactly(
+    device: torch.device, on_host: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Known from an answer's first step, which is made both ways; the next answer is exact."""
+    only_on_gpu(device, on_host)
+    monkeypatch.setattr("tsdoc.kernels.index_use.WORTHWHILE", 0)
+    # An index for which all keys are alike.
+    monkeypatch.setattr(
+        "tsdoc.kernels.triton_index.build",
+        lambda read, basis, codes, *_, step: codes.fill_(0x77),
+    )
+    oracle = make_oracle("qwen2", seed=21, **FEW_LAYERS)
+    ids, count = token_ids(40, seed=22), 3
+    config = dataclasses.replace(SMALL, n_local=2, top_k=6)
+    exact, _ = answer(make_engine(oracle, config), ids, 32, None, count)
+    tokens = {}
+    for floor, num_answers in ((0.0, 1), (2.0, 2)):
+        engine = make_device_engine(oracle, config, device, IndexConfig(candidates=1, floor=floor))
+        if on_host:
+            engine.backend.pool.move_to_host()  # type: ignore[attr-defined]
+        tokens[floor] = [answer(engine, ids, 32, None, count)[0].tokens for _ in range(num_answers)]
+        watch = engine.index
+        assert watch is not None
+        assert watch.num_samples == num_answers * 2  # layers
+        assert watch.least_share is not None
+        assert 0 < watch.least_share < 0.95
+        assert [watch.is_trusted(layer) for layer in range(2)] == 2 * [floor == 0.0]
+    assert tokens[2.0][1] == exact.tokens != tokens[0.0][0]
 
 
 def test_with_a_cap_k_and_v_go_to_the_host_and_the_answer_is_the_same(
