@@ -41,8 +41,8 @@ class IndexConfig:
         few: The same on a CPU for FEW_UNTIL tokens or fewer.
         floor: Least share of an exact selection's votes that a layer's selections have to catch;
             below it that layer is selected from exactly.
-        sample: Each layer's first selection is also made exactly, to know that share, and then one
-            of so many of all layers.
+        sample: On a CPU each layer's first selection is also made exactly, to know that share, and
+            then one of so many of all layers; on a GPU those of each answer's first step.
     """
 
     candidates: int = 3
