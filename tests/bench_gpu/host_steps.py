@@ -113,7 +113,7 @@ def _variants(
     )  # fmt: skip
     engine = Engine(
         decoder, PAPER, max_tokens=num_tokens + 4096, question_chunk_size=512, backend=backend,
-        index=IndexConfig(),
+        index=IndexConfig(floor=0.0),
     )  # fmt: skip
     piece = DevicePiece(start=0, capacity=num_tokens + 512)
     begun = time.perf_counter()

@@ -182,7 +182,7 @@ def decode(decoder: FusedDecoder, num_tokens: int, count: int = 24) -> list[Row]
     for candidates in (2, 3):
         engine = Engine(
             decoder, PAPER, max_tokens=num_tokens + 4096, question_chunk_size=512,
-            backend=backend, index=IndexConfig(candidates=candidates),
+            backend=backend, index=IndexConfig(candidates=candidates, floor=0.0),
         )  # fmt: skip
         engine.cache([piece])
         if not rows:

@@ -52,7 +52,7 @@ def _run(
 ) -> tuple[Row, list[Row], list[list[int]]]:
     engine = Engine(
         decoder, PAPER, max_tokens=num_tokens + ROOM, question_chunk_size=512, backend=backend,
-        index=IndexConfig(),
+        index=IndexConfig(floor=0.0),
     )  # fmt: skip
     ids = random_ids(num_tokens)
     pieces = [DevicePiece(start=0, capacity=num_tokens + ROOM)]
