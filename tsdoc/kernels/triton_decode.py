@@ -136,8 +136,15 @@ class DecodeSteps:
             self._allowed[: allowed.shape[0]] = allowed
         if self.hot is not None:
             self.hot.begin(position)
-        self._is_sampled = self._exact is not None
+        self._is_sampled = self._wants_sample()
         self._exactly = self._distrusted()
+
+    def _wants_sample(self) -> bool:
+        """Where all keys of a layer would cross the bus, each layer is looked at once."""
+        if self.setup.index is None:
+            return False
+        known = self.setup.index[1].known(len(self._k))
+        return None in known or not self.setup.pool.on_host
 
     def _distrusted(self) -> set[int]:
         if self.setup.index is None:
