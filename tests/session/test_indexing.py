@@ -6,14 +6,18 @@ import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from tests.session.conftest import Recorder
 from tsdoc.home import Home
+from tsdoc.kernels.index_use import IndexConfig, IndexWatch
 from tsdoc.kernels.torch_selection import TorchSelector
 from tsdoc.session import Answer, Session
+from tsdoc.session.indexing import keep_shares, recall_shares
 from tsdoc.store.segment import DERIVED_FILES
 
 Start = Callable[..., Session]
@@ -176,3 +180,25 @@ def test_how_well_each_layer_selects_is_found_by_the_first_question_and_kept(
     assert ask(long()).text == text
     assert exactly
     assert path.read_bytes() == kept
+
+
+def test_what_one_device_found_out_is_not_taken_for_another() -> None:
+    """They differ in how many candidates there are."""
+    kept: dict[bytes, list[float]] = {}
+    entry: Any = SimpleNamespace(
+        read_shares=lambda asked, num_layers: kept.get(asked),
+        keep_shares=lambda asked, shares: kept.update({asked: shares}),
+    )
+
+    def engine(device: str) -> Any:
+        decoder = SimpleNamespace(config=SimpleNamespace(num_layers=2))
+        backend = SimpleNamespace(device=SimpleNamespace(type=device))
+        return SimpleNamespace(runner=SimpleNamespace(decoder=decoder), backend=backend)
+
+    found = IndexWatch(IndexConfig())
+    found.note(1, 0.9)
+    keep_shares(engine("cuda"), found, entry)
+    for device, known in (("cpu", [None, None]), ("cuda", [None, 0.9])):
+        watch = IndexWatch(IndexConfig())
+        recall_shares(engine(device), watch, entry)
+        assert watch.known(2) == known

@@ -65,10 +65,10 @@ class Attempts:
             except DamagedStoreError as error:
                 self.reused_tokens = self.kept.get_again(error).estimate.reused_tokens
 
-    def _about_index(self, act: Callable[[IndexWatch, Entry, int], None]) -> None:
+    def _about_index(self, act: Callable[[Engine, IndexWatch, Entry], None]) -> None:
         watch, entry = self.engine.index, self.kept.entry
         if watch is not None and entry is not None:
-            act(watch, entry, self.engine.runner.decoder.config.num_layers)
+            act(self.engine, watch, entry)
 
     def _generate(
         self,

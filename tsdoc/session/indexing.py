@@ -92,25 +92,29 @@ def _prepare(
             return False
 
 
-def recall_shares(watch: IndexWatch, entry: Entry, num_layers: int) -> None:
+def recall_shares(engine: Engine, watch: IndexWatch, entry: Entry) -> None:
     """Tells `watch` what earlier sessions found out about the entry's index, if it knows nothing.
 
     Whoever asks first has the keys in memory; a later question would have to read them for it.
     """
     if watch.num_samples:
         return
-    for layer, share in enumerate(entry.read_shares(_asked(watch), num_layers) or ()):
+    num_layers = engine.runner.decoder.config.num_layers
+    for layer, share in enumerate(entry.read_shares(_asked(engine, watch), num_layers) or ()):
         if 0 <= share <= 1 + ROUNDING:  # of a store that was tampered with, too, only shares
             watch.note(layer, share)
 
 
-def keep_shares(watch: IndexWatch, entry: Entry, num_layers: int) -> None:
+def keep_shares(engine: Engine, watch: IndexWatch, entry: Entry) -> None:
     """Keeps what `watch` knows, for sessions to come, if it knows more than was kept."""
+    num_layers, asked = engine.runner.decoder.config.num_layers, _asked(engine, watch)
     known = [UNKNOWN if share is None else share for share in watch.known(num_layers)]
-    kept = entry.read_shares(_asked(watch), num_layers) or [UNKNOWN] * num_layers
+    kept = entry.read_shares(asked, num_layers) or [UNKNOWN] * num_layers
     if any(now != UNKNOWN and before == UNKNOWN for now, before in zip(known, kept, strict=True)):
-        entry.keep_shares(_asked(watch), known)
+        entry.keep_shares(asked, known)
 
 
-def _asked(watch: IndexWatch) -> bytes:
-    return repr((watch.config.candidates, watch.config.few, INDEX_VERSION)).encode()
+def _asked(engine: Engine, watch: IndexWatch) -> bytes:
+    """What shares depend on: devices differ in how many candidates there are."""
+    config, device = watch.config, engine.backend.device.type
+    return repr((config.candidates, config.few, INDEX_VERSION, device)).encode()
