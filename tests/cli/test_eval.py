@@ -173,3 +173,13 @@ def test_tasks_and_policies_are_listed(cli: Cli) -> None:
     assert all(name in result.stdout for name in TASKS)
     names = [policy["name"] for policy in cli("eval", "--list", "--json").json()["policies"]]
     assert "tokenselect" in names
+
+
+@pytest.mark.parametrize("option", ["--tasks", "--data", "--items", "--out"])
+def test_fidelity_passes_over_no_option_of_tasks(
+    cli: Cli, services: Evaluating, option: str
+) -> None:
+    result = cli("eval", "--fidelity", option, "5")
+    assert result.code == 2
+    assert f"{option} goes with tasks, and --fidelity has none" in result.stderr
+    assert not services.requests

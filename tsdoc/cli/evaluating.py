@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -140,6 +141,8 @@ def evaluate(
     if list_all:
         _list(run)
         return
+    if fidelity:
+        _refuse_with_fidelity({"tasks": tasks, "data": data, "items": items, "out": out})
     if html is not None:
         check_target(html)
     request = EvalRequest(
@@ -178,6 +181,20 @@ def evaluate(
 def _keep_in_mind(run: Run, kept: int, total: int) -> None:
     """Lets a Ctrl-C say what is kept."""
     run.kept = f"{kept:,} of {total:,} answers" if kept else "no answers"
+
+
+def _refuse_with_fidelity(options: Mapping[str, object]) -> None:
+    """Refuses options of tasks, which would be passed over.
+
+    Raises:
+        UsageError: one was given.
+    """
+    for name, value in options.items():
+        if value is not None:
+            raise UsageError(
+                f"--{name} goes with tasks, and --fidelity has none",
+                hint="Leave one of them out.",
+            )
 
 
 def parse_lengths(text: str) -> tuple[int, ...]:
