@@ -29,7 +29,6 @@ def test_fields_are_read() -> None:
     assert (config.head_dim, config.group_size, config.window) == (16, 2, 8192)
     assert (config.rope.rope_type, config.rope.theta) == ("default", 500_000.0)
     assert config.eos_token_ids == (7, 9)
-    assert config.kv_bytes_per_token(2) == 2 * 2 * 2 * 16 * 2
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ from tsdoc.errors import UsageError
 from tsdoc.eval.background import Kind, split_document
 from tsdoc.eval.datasets import load_examples
 from tsdoc.eval.fidelity import make_texts, measure_fidelity
-from tsdoc.eval.memory import check_memory
 from tsdoc.eval.plan import Plan, digest_pieces
 from tsdoc.eval.policies import ModelContext, PolicyChoice, parse_policy
+from tsdoc.eval.policies.interface import SHORTER
 from tsdoc.eval.request import (
     DEFAULT_HAYSTACKS,
     DEFAULT_ITEMS,
@@ -38,8 +38,9 @@ from tsdoc.ingest.sources import check_complete, read_sources
 from tsdoc.kernels.devices import Device, resolve_device
 from tsdoc.progress import Reporter
 from tsdoc.session.loading import load_model
+from tsdoc.session.memory import check_kv_memory
 from tsdoc.session.opening import OpenedModel, open_model
-from tsdoc.session.resolving import reread_tokens, resolve_compute_dtype
+from tsdoc.session.resolving import kv_shape, reread_tokens, resolve_compute_dtype
 from tsdoc.settings import ParallelSettings, Settings
 from tsdoc.store.files import STORE_NOT_WRITABLE
 
@@ -167,7 +168,7 @@ class _Subject:
             ResourceError: they do not fit.
         """
         config, kv_dtype = self.opened.model.config, self.settings.engine.kv_dtype
-        check_memory(num_tokens, config, kv_dtype, self.device)
+        check_kv_memory(num_tokens, kv_shape(config, kv_dtype), self.device, hint=SHORTER)
 
     def context(self, max_tokens: int) -> ModelContext:
         """Loads the model for prompts of up to `max_tokens`."""

@@ -116,10 +116,6 @@ class ModelConfig:
         """Query heads per KV head; query head `h` reads KV head `h // group_size`."""
         return self.num_qo_heads // self.num_kv_heads
 
-    def kv_bytes_per_token(self, itemsize: int) -> int:
-        """Bytes of K and V of one token over all layers, at `itemsize` bytes per number."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * itemsize
-
     def fingerprint(self) -> str:
         """Hex digest over every field: equal shapes and RoPE settings give equal digests."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()

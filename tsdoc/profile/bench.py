@@ -16,11 +16,11 @@ from tsdoc.kernels.kv import KVPiece
 from tsdoc.kernels.selection import SelectionConfig
 from tsdoc.kernels.shared_kv import make_piece
 from tsdoc.kernels.timing import Timer, make_timer
-from tsdoc.profile.memory import ROOM, check_memory, kv_shape
-from tsdoc.profile.prompt import ProfilePrompt
+from tsdoc.profile.prompt import ProfilePrompt, check_memory
 from tsdoc.profile.timed import Recorder, TimedBackend, TimedDecoder
 from tsdoc.session.loading import LoadedModel, load_model, load_random
-from tsdoc.session.resolving import index_config
+from tsdoc.session.memory import ROOM
+from tsdoc.session.resolving import index_config, kv_shape
 from tsdoc.settings import ParallelSettings, Settings
 from tsdoc.store.key import ModelKey
 
@@ -123,7 +123,7 @@ def set_up(prompt: ProfilePrompt, settings: Settings, device: Device) -> Bench:
     """
     loaded = load(prompt, settings, device)
     check_memory(len(prompt.ids), prompt.config, settings, device)
-    shape = kv_shape(prompt.config, settings)
+    shape = kv_shape(prompt.config, settings.engine.kv_dtype)
     piece = make_piece(
         device,
         start=0,
@@ -175,7 +175,7 @@ def model_key(prompt: ProfilePrompt, settings: Settings) -> ModelKey:
 
 def kv_bytes(prompt: ProfilePrompt, settings: Settings) -> int:
     """Bytes of K and V of the whole prompt."""
-    shape = kv_shape(prompt.config, settings)
+    shape = kv_shape(prompt.config, settings.engine.kv_dtype)
     return 2 * shape.num_layers * shape.row_bytes * len(prompt.ids)
 
 

@@ -19,8 +19,8 @@ from tsdoc.kernels.kv import KVPiece
 from tsdoc.kernels.torch_cache import Arrived
 from tsdoc.profile.bench import Bench, kv_bytes, model_key
 from tsdoc.profile.disk import write_rate
-from tsdoc.profile.memory import kv_shape
 from tsdoc.profile.results import Kept
+from tsdoc.session.resolving import kv_shape
 from tsdoc.store import Store
 
 PREFIX = "profile-"
@@ -76,7 +76,7 @@ def measure_keep(bench: Bench, root: Path, on_block: Callable[[int], None]) -> K
     begun = time.perf_counter()
     with store.begin(
         key,
-        kv_shape(bench.prompt.config, bench.settings),
+        kv_shape(bench.prompt.config, bench.settings.engine.kv_dtype),
         ids,
         prefill_block=bench.block,
         name="profile",

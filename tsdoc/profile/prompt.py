@@ -17,13 +17,13 @@ from tsdoc.kernels.devices import Device, device_bytes
 from tsdoc.models.config import ModelConfig, from_shape, read_config
 from tsdoc.models.locate import LocatedModel, locate_model
 from tsdoc.models.search import real_access
-from tsdoc.profile.memory import check_memory
 from tsdoc.profile.request import ProfileRequest
 from tsdoc.progress import Reporter
 from tsdoc.prompt.chat import load_template
 from tsdoc.prompt.tokenizer import Ids, TextTokenizer
 from tsdoc.session import open_session
-from tsdoc.session.resolving import resolve_compute_dtype
+from tsdoc.session.memory import check_kv_memory
+from tsdoc.session.resolving import kv_shape, resolve_compute_dtype
 from tsdoc.settings import Settings
 
 QUESTION = "What is this document about, and what does it say at its end?"
@@ -235,6 +235,16 @@ def reopen_prompt(described: Mapping[str, Any], settings: Settings, ids: Ids) ->
         question=question,
         times_s={},
     )
+
+
+def check_memory(num_tokens: int, config: ModelConfig, settings: Settings, device: Device) -> None:
+    """Refuses a prompt of `num_tokens` whose K and V this machine cannot hold.
+
+    Raises:
+        ResourceError: they do not fit.
+    """
+    shape = kv_shape(config, settings.engine.kv_dtype)
+    check_kv_memory(num_tokens, shape, device, hint="Profile fewer --tokens or a smaller model.")
 
 
 def make_text(generator: random.Random, num_words: int) -> str:

@@ -32,8 +32,9 @@ def _answer(job: dict[str, Any]) -> None:
     from tsdoc.kernels.kv import MemoryPiece
     from tsdoc.kernels.selection import SelectionConfig
     from tsdoc.profile.bench import load, model_key
-    from tsdoc.profile.memory import ROOM, kv_shape
     from tsdoc.profile.prompt import reopen_prompt
+    from tsdoc.session.memory import ROOM
+    from tsdoc.session.resolving import kv_shape
     from tsdoc.settings import Settings
     from tsdoc.store import Store
 
@@ -46,7 +47,7 @@ def _answer(job: dict[str, Any]) -> None:
     if entry is None:
         sys.exit("the entry was not found")
     _reached("open")
-    shape = kv_shape(prompt.config, settings)
+    shape = kv_shape(prompt.config, settings.engine.kv_dtype)
     tail = MemoryPiece(
         start=len(ids),
         capacity=ROOM,

@@ -12,7 +12,6 @@ from tsdoc.errors import (
     CorruptPageError,
     DamagedStoreError,
     DiskFullError,
-    ResourceError,
     StoreError,
     TsdocError,
 )
@@ -23,16 +22,15 @@ from tsdoc.progress import Reporter
 from tsdoc.prompt.tokenizer import Ids
 from tsdoc.session.calibration import Calibration
 from tsdoc.session.forecast import Forecast
+from tsdoc.session.memory import check_kv_memory
 from tsdoc.session.results import Estimate, Outcome
 from tsdoc.store.key import KVShape, ModelKey
-from tsdoc.terminal import format_bytes
 
 if TYPE_CHECKING:
     from tsdoc.engine.engine import Engine
     from tsdoc.store import Entry, Repair, Store, Writer
 
 MOST_REPAIRS = 3  # of one block: a disk that loses what was just written does so again
-MEMORY_SHARE = 0.8  # of the free memory that K and V may take where there is no store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,16 +295,11 @@ class Prefill:
         """Without a store, K and V must fit in memory; a GPU's is looked at by its backend."""
         if self.calibration.device != "cpu":
             return
-        import psutil
-
-        needed = len(self.ids) * self.bytes_per_token
-        free = psutil.virtual_memory().available
-        if needed > free * MEMORY_SHARE:
-            because = f"{cause.message}, and " if cause else ""
-            raise ResourceError(
-                f"{because}keeping {format_bytes(needed)} of K and V in memory instead is not "
-                f"possible with {format_bytes(free)} free",
-                where=cause.where if cause else None,
-                hint="Free some space, point TSDOC_HOME to a larger disk, or read less"
-                + (f" ({self.narrowing})." if self.narrowing else "."),
-            ) from cause
+        less = f" ({self.narrowing})" if self.narrowing else ""
+        check_kv_memory(
+            len(self.ids),
+            self.shape,
+            "cpu",
+            hint=f"Free some space, point TSDOC_HOME to a larger disk, or read less{less}.",
+            cause=cause,
+        )

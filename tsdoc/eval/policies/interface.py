@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from tsdoc.engine.decoder import DecoderPart
     from tsdoc.kernels.interface import Backend
 
+SHORTER = "Choose shorter --lengths or a smaller --model."
+"""What to do where a haystack's K and V do not fit in memory."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelContext:

@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from tsdoc.eval.memory import check_memory
-from tsdoc.eval.policies.interface import Followed, ModelContext, Reply
+from tsdoc.eval.policies.interface import SHORTER, Followed, ModelContext, Reply
 from tsdoc.kernels.kv import KVPiece
 from tsdoc.kernels.shared_kv import make_piece
 from tsdoc.prompt.tokenizer import Ids
-from tsdoc.session.resolving import index_config, reread_tokens
+from tsdoc.session.memory import check_kv_memory
+from tsdoc.session.resolving import index_config, kv_shape, reread_tokens
 from tsdoc.settings import Settings
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class TokenSelect:
 
         context, kv_dtype = self._context, self._settings.engine.kv_dtype
         if context.backend.device.type == "cpu":  # a GPU checks its own
-            check_memory(len(ids), context.config, kv_dtype, "cpu")
+            check_kv_memory(len(ids), kv_shape(context.config, kv_dtype), "cpu", hint=SHORTER)
         self.piece, self._num_tokens = self._make_piece(0, len(ids)), len(ids)
         self._engine.prefill(
             [self.piece],
