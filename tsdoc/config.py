@@ -19,9 +19,9 @@ from pydantic import BaseModel, ValidationError
 
 from tsdoc.errors import UsageError
 from tsdoc.settings import Settings
+from tsdoc.settings_file import YAMLProblemError, load_yaml, read_settings_file
 
 BUILT_IN = "built-in"
-MAX_CONFIG_BYTES = 1_000_000
 SHOWN_VALUE = 80  # characters of a value in an error
 
 
@@ -75,24 +75,8 @@ def read_config_file(path: Path) -> Layer | None:
     Raises:
         UsageError: it cannot be read, is no YAML mapping, or names an unknown setting.
     """
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_CONFIG_BYTES + 1)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise UsageError(f"cannot be read ({error.strerror})", where=str(path)) from error
-    if len(data) > MAX_CONFIG_BYTES:
-        raise UsageError(f"is larger than {MAX_CONFIG_BYTES} bytes", where=str(path))
-    try:
-        content = yaml.safe_load(data)
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise UsageError(_one_line(f"is not valid YAML ({error})"), where=str(path)) from error
-    if content is None:
-        content = {}
-    if not isinstance(content, dict):
-        raise UsageError("must be a mapping of settings", where=str(path))
-    return nested_layer(content, origin=str(path))
+    content = read_settings_file(path)
+    return None if content is None else nested_layer(content, origin=str(path))
 
 
 def nested_layer(content: Mapping[Any, Any], *, origin: str) -> Layer:
@@ -197,9 +181,9 @@ def _parse_value(text: str, *, where: str) -> object:
     if not text.startswith(("[", "{")):
         return text
     try:
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise UsageError(_one_line(f"is not valid YAML ({error})"), where=where) from error
+        return load_yaml(text)
+    except YAMLProblemError as error:
+        raise UsageError(str(error), where=where) from error
 
 
 def _full_key(key: str) -> str:
@@ -233,7 +217,3 @@ def _plain(value: object) -> object:
     if isinstance(value, BaseModel):
         return value.model_dump()
     return [_plain(part) for part in value] if isinstance(value, tuple) else value
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -204,6 +205,30 @@ def test_a_wrong_config_file_stops_every_command_with_exit_2(cli: Cli, tmp_path:
     assert result.stderr == (
         f"tsdoc: {file}: unknown setting 'answer.sed'. Did you mean answer.seed?\n"
     )
+
+
+def test_a_pipe_is_not_waited_for(cli: Cli, tmp_path: Path) -> None:
+    profile = tmp_path / "my.yaml"
+    os.mkfifo(profile)
+    result = cli("config", "show", "--profile", str(profile))
+    said = "cannot be read (not a regular file)"
+    assert (result.code, result.stderr) == (2, f"tsdoc: {profile}: {said}\n")
+    config = tmp_path / "config" / "tsdoc" / "config.yaml"
+    config.parent.mkdir(parents=True)
+    os.mkfifo(config)
+    result = cli("ask", "a.txt", "Who?")
+    assert (result.code, result.stderr) == (2, f"tsdoc: {config}: {said}\n")
+
+
+def test_a_repeated_key_names_its_line(cli: Cli, tmp_path: Path) -> None:
+    profile = tmp_path / "my.yaml"
+    profile.write_text("selection:\n  top_k: 64\n  chunk_size: 64\n  top_k: 32\n")
+    result = cli("config", "show", "--profile", str(profile))
+    assert result.code == 2
+    assert result.stderr == f"tsdoc: {profile}:4: top_k is given twice, first on line 2\n"
+    result = cli("config", "show", "--set", "answer={seed: 1, seed: 2}")
+    assert result.code == 2
+    assert "--set answer={seed: 1, seed: 2}: seed is given twice" in result.stderr
 
 
 def test_nothing_is_read_from_the_current_directory(cli: Cli, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 from pathlib import Path
 
@@ -327,6 +328,18 @@ def test_a_source_that_does_not_exist_is_explained(
         locate(source, home, hub)
     assert caught.value.hint is not None
     assert hint in caught.value.hint
+
+
+def test_no_pipe_is_waited_for(
+    home: Home, hub: FakeHub, model_directory: Path, tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "model.gguf")
+    directory = shutil.copytree(model_directory, tmp_path / "copy")
+    (directory / "generation_config.json").unlink(missing_ok=True)
+    os.mkfifo(directory / "generation_config.json")
+    for path in (tmp_path / "model.gguf", directory):
+        with pytest.raises(ModelError, match=r"cannot be read .*not a regular file"):
+            locate(str(path), home, hub)
 
 
 def test_a_pypi_source_needs_pinned_hashes(home: Home, hub: FakeHub) -> None:

@@ -97,8 +97,8 @@ def test_a_profile_of_ones_own_keeps_what_it_leaves_out(tmp_path: Path) -> None:
         ("selection:\n  top_k: -1\n", "selection.top_k: "),
         ("selection:\n  smoothing: 2\n", "selection.smoothing: must be odd"),
         ("engine:\n  device: tpu\n", "(given: tpu)"),
-        ("- a\n", "a profile is a mapping"),
-        ("a: [1\nb: 2\n", "mine.yaml:2: not valid YAML"),
+        ("- a\n", "must be a mapping of settings"),
+        ("a: [1\nb: 2\n", "mine.yaml:2: is not valid YAML"),
         ("a: \x00\n", "not valid YAML"),
     ],
 )
@@ -120,5 +120,5 @@ def test_an_unknown_name_suggests_the_nearest() -> None:
 def test_a_missing_or_huge_file_is_a_usage_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
         load_profile(str(tmp_path / "none.yaml"))
-    with pytest.raises(UsageError, match="too large"):
+    with pytest.raises(UsageError, match="larger than 1,000,000 bytes"):
         load_profile(profile(tmp_path, "#" * 2_000_000))

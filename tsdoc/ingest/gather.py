@@ -20,6 +20,7 @@ from tsdoc.ingest.narrow import check_pages
 from tsdoc.ingest.options import IngestOptions, Limits
 from tsdoc.ingest.patterns import Patterns
 from tsdoc.ingest.repository import list_folder
+from tsdoc.regular import NotRegularError, open_regular
 from tsdoc.terminal import visible_line
 
 EXCLUDED = "excluded"
@@ -61,7 +62,7 @@ class Item:
         if self.data is not None:
             return io.BytesIO(self.data)
         assert self.path is not None  # noqa: S101 - either data or path, by construction
-        return open_regular(self.path, self.name, follow=False)
+        return _open(self.path, self.name, follow=False)
 
 
 @dataclass(slots=True)
@@ -90,21 +91,19 @@ def gather(sources: Sequence[str], options: IngestOptions) -> Gathered:
     return found
 
 
-def open_regular(path: Path, name: str, *, follow: bool = True) -> BinaryIO:
-    """Opens a regular file without ever waiting for one that is none.
+def _open(path: Path, name: str, *, follow: bool = True) -> BinaryIO:
+    """Opens a file that is called `name`.
 
     Raises:
         InputError: it cannot be opened, or is a pipe, a device, a folder.
     """
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     try:
-        file = os.fdopen(os.open(path, flags), "rb")
+        return open_regular(path, follow=follow)
+    except NotRegularError as error:
+        hint = "Pipe it in and name it '-'."
+        raise InputError("is not a regular file", where=name, hint=hint) from error
     except OSError as error:
         raise InputError(f"cannot be read ({error.strerror})", where=name) from error
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise InputError("is not a regular file", where=name, hint="Pipe it in and name it '-'.")
-    return file
 
 
 def shown_name(path: str) -> str:
@@ -185,7 +184,7 @@ class _Collector:
             self._skip(shown_name(base), EXCLUDED, _size(real))
             return
         self._seen.add(str(real))
-        with open_regular(real, where) as file:
+        with _open(real, where) as file:
             num_bytes = os.fstat(file.fileno()).st_size
             kind = _kind(base, file)
         if num_bytes == 0:
@@ -240,7 +239,7 @@ class _Collector:
             if not stat.S_ISREG(mode):
                 self._skip(name, "not a regular file", 0)
                 return
-            with open_regular(full, name, follow=False) as file:
+            with _open(full, name, follow=False) as file:
                 num_bytes = os.fstat(file.fileno()).st_size
                 head = file.read(HEAD_BYTES)
                 kind = _kind(path, file)

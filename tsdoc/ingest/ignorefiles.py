@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import stat
 from pathlib import Path
 
 from tsdoc.ingest.gitignore import Rule, parse_rules
+from tsdoc.regular import open_regular
 
 _LARGEST = 1024 * 1024
 
@@ -23,12 +22,8 @@ def read_rules(path: Path, *, follow: bool = False) -> tuple[Rule, ...]:
 
 def read_small_file(path: Path, *, follow: bool) -> str:
     """Returns a file's first MiB; empty for none, an unreadable one, a device or a link."""
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     try:
-        descriptor = os.open(path, flags)
+        with open_regular(path, follow=follow) as file:
+            return file.read(_LARGEST).decode("utf-8", "surrogateescape")
     except (OSError, ValueError):
         return ""
-    with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return ""
-        return file.read(_LARGEST).decode("utf-8", "surrogateescape")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tsdoc.errors import ModelError, reason_of
+from tsdoc.regular import open_regular
 
 if TYPE_CHECKING:
     from tsdoc.settings import ModelShape
@@ -160,9 +161,9 @@ def read_config(directory: Path) -> ModelConfig:
         ModelError: a file is missing or damaged, or as `from_hf`.
     """
     try:
-        config = json.loads((directory / "config.json").read_text("utf-8"))
+        config = _read_json(directory / "config.json")
         path = directory / "generation_config.json"
-        generation = json.loads(path.read_text("utf-8")) if path.exists() else None
+        generation = _read_json(path) if path.exists() else None
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"config cannot be read ({error})", where=str(directory)) from error
     if not isinstance(config, dict) or not isinstance(generation, dict | None):
@@ -172,6 +173,11 @@ def read_config(directory: Path) -> ModelConfig:
     except ModelError as error:
         where = str(directory / "config.json")
         raise ModelError(error.message, where=where, hint=error.hint) from error
+
+
+def _read_json(path: Path) -> object:
+    with open_regular(path) as file:
+        return json.load(file)
 
 
 def _build(

@@ -18,6 +18,7 @@ from pathlib import Path
 from tsdoc.errors import ModelError, ResourceError, StoreError
 from tsdoc.home import Home, private_dir
 from tsdoc.models.weights import INDEX_FILE, weight_files
+from tsdoc.regular import open_regular
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -97,7 +98,7 @@ def file_sha256(path: Path) -> str:
         ModelError: it cannot be read.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise ModelError(f"cannot be read ({error.strerror})", where=str(path)) from error

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from tsdoc.errors import ModelError
+from tsdoc.regular import open_regular
 
 MAX_KEYS = 10_000
 MAX_TENSORS = 100_000
@@ -71,7 +72,7 @@ def read_gguf_header(path: Path, *, whole: bool = True) -> GgufHeader:
             tensor does not lie within the file.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return _Parser(file, str(path), whole=whole).parse()
     except OSError as error:
         raise ModelError(f"cannot be read ({error.strerror})", where=str(path)) from error

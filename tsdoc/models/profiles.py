@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from tsdoc.settings import Settings
 
-_MAX_BYTES = 1 << 20
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
@@ -52,7 +50,7 @@ def load_profile(name_or_path: str) -> dict[str, Any]:
         UsageError: no such profile, no valid YAML, or a key or value that does not exist.
     """
     path = _find(name_or_path)
-    raw = _parse(path)
+    raw = _read(path)
     check_settings(raw, where=str(path))
     return raw
 
@@ -88,27 +86,12 @@ def _find(name_or_path: str) -> Path:
     )
 
 
-def _parse(path: Path) -> dict[str, Any]:
-    import yaml
+def _read(path: Path) -> dict[str, Any]:
+    from tsdoc.settings_file import read_settings_file
 
-    try:
-        with path.open("rb") as file:
-            content = file.read(_MAX_BYTES + 1)
-    except OSError as error:
-        raise UsageError(f"profile cannot be read ({error.strerror})", where=str(path)) from error
-    if len(content) > _MAX_BYTES:
-        raise UsageError("is too large for a profile", where=str(path))
-    try:
-        raw = yaml.safe_load(content)
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"{path}:{mark.line + 1}" if mark is not None else str(path)
-        problem = getattr(error, "problem", None) or "it cannot be parsed"
-        raise UsageError(f"not valid YAML ({visible_line(str(problem))})", where=where) from error
+    raw = read_settings_file(path)
     if raw is None:
-        return {}
-    if not isinstance(raw, dict):
-        raise UsageError("a profile is a mapping of setting groups", where=str(path))
+        raise UsageError("profile cannot be read (no such file)", where=str(path))
     return raw
 
 

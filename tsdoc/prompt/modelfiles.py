@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tsdoc.errors import ModelError
+from tsdoc.regular import open_regular
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
@@ -34,7 +35,8 @@ def read_text(path: Path) -> str | None:
         ModelError: it cannot be read.
     """
     try:
-        return path.read_text("utf-8")
+        with open_regular(path) as file:
+            return file.read().decode("utf-8")
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:

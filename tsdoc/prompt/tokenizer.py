@@ -25,6 +25,7 @@ from tsdoc.prompt.plain import (
     read_control_tokens,
     read_tokenizer,
 )
+from tsdoc.regular import open_regular
 
 _BATCH_CHARS = 1 << 20
 
@@ -50,7 +51,10 @@ class TextTokenizer:
         for name in ("tokenizer.json", "tokenizer_config.json"):
             path = self.directory / name
             try:
-                data = path.read_bytes() if path.exists() else b""
+                with open_regular(path) as file:
+                    data = file.read()
+            except FileNotFoundError:
+                data = b""
             except OSError as error:
                 raise ModelError(f"cannot be read ({error.strerror})", where=str(path)) from error
             digest.update(hashlib.sha256(data).digest())
