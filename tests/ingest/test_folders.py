@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +16,8 @@ import pytest
 from tests.ingest.making import make_pdf, make_tree, read, run_git, texts
 from tsdoc.errors import InputError
 from tsdoc.ingest.document import Document
+
+NOBODY = 65_534
 
 
 def reasons(document: Document) -> dict[str, str]:
@@ -58,19 +65,44 @@ def test_pipes_and_sockets_are_named_and_do_not_block(tmp_path: Path) -> None:
         }
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
-def test_closed_files_and_folders_are_named(tmp_path: Path) -> None:
+@pytest.fixture
+def own_folder() -> Iterator[Path]:
+    """A folder that a user who is not root owns and reaches; for root that is `NOBODY`."""
+    with tempfile.TemporaryDirectory() as name:  # tmp_path lies in a folder of root's alone
+        folder = Path(name)
+        if os.geteuid() == 0:
+            os.chown(folder, NOBODY, NOBODY)
+        yield folder
+
+
+def test_closed_files_and_folders_are_named(own_folder: Path) -> None:
     root = make_tree(
-        tmp_path / "r", {"a.py": "1\n", "no.py": "2\n", "locked/b.py": "3\n"}, git=True
+        own_folder / "r", {"a.py": "1\n", "no.py": "2\n", "locked/b.py": "3\n"}, git=True
     )
     (root / "no.py").chmod(0)
     (root / "locked").chmod(0)
+    for path in (root, *root.rglob("*")):
+        os.chown(path, own_folder.stat().st_uid, own_folder.stat().st_gid)
     try:
-        document = read(root)
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.ingest.read_as_owner", str(root)],
+            cwd=Path(__file__).parents[2],
+            env={**os.environ, "HOME": str(own_folder)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     finally:
         (root / "locked").chmod(0o700)
-    assert texts(document) == {"a.py": "1\n"}
-    assert {w.where for w in document.warnings if w.code == "unreadable"} == {"no.py", "locked/"}
+    assert done.returncode == 0, done.stderr
+    by_starter, by_owner = json.loads(done.stdout)
+    assert by_owner == {
+        "uid": own_folder.stat().st_uid,
+        "texts": {"a.py": "1\n"},
+        "unreadable": ["locked/", "no.py"],
+    }
+    if by_starter["uid"] == 0:  # nothing but these permissions is in the owner's way
+        assert list(by_starter["texts"]) == ["a.py", "locked/b.py", "no.py"]
 
 
 def test_what_is_left_out_by_default_is_named(tmp_path: Path) -> None:
