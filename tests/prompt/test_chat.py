@@ -12,6 +12,8 @@ import pytest
 from tests.prompt.vocabularies import make_byte_level, make_llama3, make_sentencepiece
 from tsdoc.errors import ModelError
 from tsdoc.home import Home
+from tsdoc.ingest.options import Limits
+from tsdoc.prompt import render
 from tsdoc.prompt.chat import ChatTemplate, load_template
 from tsdoc.prompt.render import NO_TEMPLATE, NOT_SPLITTABLE, SYSTEM_TEXT, render_template
 from tsdoc.prompt.tokenizer import TextTokenizer
@@ -126,6 +128,34 @@ def test_a_template_that_cannot_be_split_gives_way_to_the_plain_format(
 def test_a_failing_template_is_a_model_error(tmp_path: Path, source: str) -> None:
     with pytest.raises(ModelError, match="chat template fails"):
         _load(_with_template(tmp_path, source))
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("{% for i in range(99999) %}{{ 'some text ' * 99 }}{% endfor %}", "writes more than"),
+        ("{{ 'x' * 10 ** 10 }}", "needs too much memory"),
+        ("{% for i in range(99999) %}{{ 'x' * 99999 }}{% endfor %}", "needs too much memory"),
+        ("{% set x = 'x'|center(10 ** 10) %}", "needs too much memory"),
+        (f"{'{% for i in range(99999) %}' * 3}{'{% endfor %}' * 3}", "took too long"),
+        ("{{ (9 ** 9) ** (9 ** 9) }}", "took too long"),
+    ],
+)
+def test_a_template_without_end_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, reason: str
+) -> None:
+    if reason == "took too long":
+        monkeypatch.setattr(render, "_LIMITS", Limits(num_restarts=0, unit_cpu_s=0.5))
+    directory = _with_template(tmp_path, f"{{{{ messages[0].content }}}}{source}")
+    with pytest.raises(ModelError, match=f"cannot be used: it {reason}") as caught:
+        _load(directory)
+    assert str(directory) in str(caught.value)
+
+
+def test_what_a_template_says_in_failing_is_cut(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="chat template fails") as caught:
+        _load(_with_template(tmp_path, "{{ raise_exception('no' * 10 ** 7) }}"))
+    assert len(str(caught.value)) < 1000
 
 
 def test_templates_cannot_leave_the_sandbox(tmp_path: Path) -> None:

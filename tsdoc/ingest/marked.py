@@ -13,6 +13,12 @@ from tsdoc.ingest.headings import MAX_DEPTH, Heading, split_at
 from tsdoc.ingest.options import Limits
 from tsdoc.ingest.worker import Reading, Worker
 
+_READERS = {
+    "epub": "tsdoc.ingest.epub:read_epub",
+    "docx": "tsdoc.ingest.docx:read_docx",
+    "html": "tsdoc.ingest.html:read_page",
+}
+
 
 def read_marked(kind: str, path: Path, limits: Limits, worker: Worker) -> Extract:
     """Reads an "epub", "docx" or "html" file into sections along its contents or headings.
@@ -21,7 +27,11 @@ def read_marked(kind: str, path: Path, limits: Limits, worker: Worker) -> Extrac
         InputError: not of that kind, protected, damaged, too large when decompressed, without
             any text.
     """
-    request: Message = {"reader": kind, "path": str(path), "limits": asdict(limits)}
+    request: Message = {
+        "reader": _READERS[kind],
+        "path": str(path),
+        "limits": asdict(limits),
+    }
     reading = worker.read(request)
     if not reading.messages:
         raise InputError(f"cannot be read: {reading.incomplete}")

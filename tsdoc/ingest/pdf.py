@@ -45,7 +45,7 @@ def read_pdf(
         if b"%PDF-" not in file.read(1024):
             raise InputError("is not a PDF, whatever its name says")
     request: Message = {
-        "reader": "pdf",
+        "reader": "tsdoc.ingest.pdf_child:read_pdf",
         "path": str(path),
         "password": options.password,
         "pages": options.pages,

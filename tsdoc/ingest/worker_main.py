@@ -1,4 +1,4 @@
-"""The reader process: reads one foreign document at a time under hard limits.
+"""The reader process: reads one foreign document or template at a time under hard limits.
 
 It is started by `tsdoc.ingest.worker`, gets requests on standard input and answers on standard
 output (see `tsdoc.ingest.frames`). Before each unit of work (opening, a page, a chapter) it names
@@ -7,6 +7,7 @@ the unit and sets a CPU timer that kills it, so that whoever waits knows what wa
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import sys
@@ -52,23 +53,10 @@ def main() -> None:
 
 
 def _reader(name: str) -> Reader:
-    if name == "pdf":
-        from tsdoc.ingest.pdf_child import read_pdf
-
-        return read_pdf
-    if name == "epub":
-        from tsdoc.ingest.epub import read_epub
-
-        return read_epub
-    if name == "docx":
-        from tsdoc.ingest.docx import read_docx
-
-        return read_docx
-    if name == "html":
-        from tsdoc.ingest.html import read_page
-
-        return read_page
-    raise ValueError(f"no reader {name!r}")
+    """Returns the function that a request names as "module:function"."""
+    module, _, function = name.partition(":")
+    reader: Reader = getattr(importlib.import_module(module), function)
+    return reader
 
 
 def _set_timer(cpu_s: float) -> None:

@@ -1,15 +1,16 @@
 """Renders a model's chat template to the strings around document and question.
 
 Templates are foreign code. They run only in transformers' sandbox, with nothing in reach but two
-fixed messages, and what they print is kept as a file, so that transformers is imported once per
-model and not once per question.
+fixed messages, and in the reader process, which ends them when they take long or much memory. What
+they print is kept as a file, so that this is done once per model and not once per question.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ from typing import Any
 import tsdoc
 from tsdoc.errors import ModelError, ResourceError, StoreError
 from tsdoc.home import Home, private_dir
+from tsdoc.ingest.frames import Message
+from tsdoc.ingest.options import Limits
+from tsdoc.ingest.worker import Worker
 from tsdoc.prompt.files import read_checked, write_checked
 from tsdoc.prompt.modelfiles import read_json_object, read_text
 
@@ -45,6 +49,15 @@ _PINNED = {
     **{"%H": "00", "%I": "12", "%M": "00", "%S": "00", "%p": "AM"},
 }
 _PINNED_DATE = "26 Jul 2024"
+
+MAX_CHARS = 1 << 20
+"""What a template may write around two short messages."""
+
+_LIMITS = Limits(num_restarts=0, unit_wall_s=300.0)  # importing transformers is in it
+
+
+class _FailedError(Exception):
+    """A template refuses the messages, or is wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +97,10 @@ def render_template(directory: Path, *, home: Home | None) -> RenderedTemplate:
     kept = None if home is None else _load(home, key)
     if kept is not None:
         return kept
-    rendered = _render(template, variables, where=str(directory))
+    try:
+        rendered = _render(template, json.dumps(variables, sort_keys=True))
+    except ModelError as error:
+        raise ModelError(error.message, where=str(directory)) from error
     if home is not None:
         _save(home, key, rendered)
     return rendered
@@ -117,27 +133,34 @@ def _variables(directory: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     return {**texts, "date_string": _PINNED_DATE, "enable_thinking": False}
 
 
-def _render(template: str, variables: Mapping[str, Any], *, where: str) -> RenderedTemplate:
-    failure: ModelError | None = None
+@functools.lru_cache(maxsize=8)  # a process may open several sessions, and have no home
+def _render(template: str, variables: str) -> RenderedTemplate:
+    with Worker(_LIMITS) as worker:
+        run = functools.partial(_run, worker, template, json.loads(variables))
+        return _split(run)
+
+
+def _split(run: Callable[[list[Message]], str]) -> RenderedTemplate:
+    failure: _FailedError | None = None
     system = {"role": "system", "content": SYSTEM_TEXT}
     for first, opening in (([system], USER_HEAD), ([], f"{SYSTEM_TEXT}\n\n{USER_HEAD}")):
         asked = [*first, {"role": "user", "content": opening + _DOCUMENT}]
         try:
-            text = _sandboxed(template, asked, variables, where=where)
-        except ModelError as error:  # some templates refuse a system message
+            text = run(asked)
+        except _FailedError as error:  # some templates refuse a system message
             failure = error
             continue
         head, _, tail = text.partition(_DOCUMENT)
         if text.count(_DOCUMENT) == 1 and head.endswith(opening) and SYSTEM_TEXT in head:
-            turn = _render_turn(template, asked, variables, tail=tail)
+            turn = _render_turn(run, asked, tail=tail)
             return RenderedTemplate(head=head, tail=tail, turn=turn, has_template=True)
     if failure is not None:
-        raise failure
+        raise ModelError(f"the chat template fails ({failure})") from failure
     return _plain_format(NOT_SPLITTABLE)
 
 
 def _render_turn(
-    template: str, asked: list[dict[str, str]], variables: Mapping[str, Any], *, tail: str
+    run: Callable[[list[Message]], str], asked: list[Message], *, tail: str
 ) -> str | None:
     messages = [
         *asked,
@@ -145,40 +168,45 @@ def _render_turn(
         {"role": "user", "content": _QUESTION},
     ]
     try:
-        text = _sandboxed(template, messages, variables, where="")
-    except ModelError:  # the first question can be asked all the same
+        text = run(messages)
+    except _FailedError:  # the first question can be asked all the same
         return None
     _, answer, rest = text.partition(_ANSWER)
     turn, question, end = rest.partition(_QUESTION)
     return turn if answer and question and end == tail else None
 
 
-def _sandboxed(
-    template: str, messages: list[dict[str, str]], variables: Mapping[str, Any], *, where: str
+def _run(
+    worker: Worker, template: str, variables: Mapping[str, Any], messages: list[Message]
 ) -> str:
-    from jinja2.exceptions import TemplateError
-    from transformers.utils.chat_template_utils import render_jinja_template
+    """Returns what a template writes.
 
+    Raises:
+        _FailedError: it refuses the messages, or is wrong.
+        ModelError: it takes too long or too much memory, or writes too much.
+    """
     date = "".join(f".replace({code!r}, {text!r})" for code, text in _PINNED.items())
     pinned = f"{{% macro strftime_now(format) %}}{{{{ format{date} }}}}{{% endmacro %}}\n"
-    try:
-        rendered, _ = render_jinja_template(
-            conversations=[messages],
-            chat_template=pinned + template,
-            add_generation_prompt=True,
-            **variables,
+    reading = worker.read(
+        {
+            "reader": "tsdoc.prompt.template_child:run_template",
+            "template": pinned + template,
+            "messages": messages,
+            "variables": variables,
+            "num_chars": MAX_CHARS + 1,
+        }
+    )
+    if not reading.messages:
+        raise ModelError(f"the chat template cannot be used: it {reading.incomplete}")
+    answer = reading.messages[0]
+    if "failed" in answer:
+        raise _FailedError(answer["failed"])
+    text: str = answer["text"]
+    if len(text) > MAX_CHARS:
+        raise ModelError(
+            f"the chat template cannot be used: it writes more than {MAX_CHARS:,} characters"
         )
-    except (
-        ArithmeticError,
-        AttributeError,
-        LookupError,
-        RecursionError,
-        TemplateError,
-        TypeError,
-        ValueError,
-    ) as error:
-        raise ModelError(f"the chat template fails ({error})", where=where) from error
-    return str(rendered[0])
+    return text
 
 
 def _plain_format(warning: str) -> RenderedTemplate:
