@@ -20,7 +20,7 @@ from tsdoc.profile.prompt import ProfilePrompt, check_memory
 from tsdoc.profile.timed import Recorder, TimedBackend, TimedDecoder
 from tsdoc.session.loading import LoadedModel, load_model, load_random
 from tsdoc.session.memory import ROOM
-from tsdoc.session.resolving import index_config, kv_shape
+from tsdoc.session.resolving import index_config, kv_shape, model_key
 from tsdoc.settings import ParallelSettings, Settings
 from tsdoc.store.key import ModelKey
 
@@ -161,16 +161,11 @@ def load(prompt: ProfilePrompt, settings: Settings, device: Device) -> LoadedMod
     return loaded
 
 
-def model_key(prompt: ProfilePrompt, settings: Settings) -> ModelKey:
+def prompt_key(prompt: ProfilePrompt, settings: Settings) -> ModelKey:
     """The key of the entry that the profile's own store gets."""
-    located = prompt.located
-    return ModelKey(
-        model=located.fingerprint if located else f"random-{prompt.config.fingerprint()}",
-        rope=repr(prompt.config.rope),
-        kv_dtype=settings.engine.kv_dtype,
-        compute_dtype=prompt.compute_dtype,
-        **settings.selection.model_dump(),
-    )
+    located, config = prompt.located, prompt.config
+    fingerprint = located.fingerprint if located else f"random-{config.fingerprint()}"
+    return model_key(fingerprint, config, settings, prompt.compute_dtype)
 
 
 def kv_bytes(prompt: ProfilePrompt, settings: Settings) -> int:

@@ -17,7 +17,7 @@ from tsdoc.home import Home, free_bytes, private_dir, write_error
 from tsdoc.kernels.interface import Pending
 from tsdoc.kernels.kv import KVPiece
 from tsdoc.kernels.torch_cache import Arrived
-from tsdoc.profile.bench import Bench, kv_bytes, model_key
+from tsdoc.profile.bench import Bench, kv_bytes, prompt_key
 from tsdoc.profile.disk import write_rate
 from tsdoc.profile.results import Kept
 from tsdoc.session.resolving import kv_shape
@@ -72,7 +72,7 @@ def measure_keep(bench: Bench, root: Path, on_block: Callable[[int], None]) -> K
     num_bytes = kv_bytes(bench.prompt, bench.settings)
     rate = write_rate(root.parent, num_bytes)
     store = Store(root, max_bytes=2 * num_bytes + SPARE_BYTES)
-    key, ids = model_key(bench.prompt, bench.settings), bench.prompt.ids
+    key, ids = prompt_key(bench.prompt, bench.settings), bench.prompt.ids
     begun = time.perf_counter()
     with store.begin(
         key,

@@ -31,7 +31,7 @@ def _answer(job: dict[str, Any]) -> None:
     from tsdoc.engine.generate import GenerationConfig
     from tsdoc.kernels.kv import MemoryPiece
     from tsdoc.kernels.selection import SelectionConfig
-    from tsdoc.profile.bench import load, model_key
+    from tsdoc.profile.bench import load, prompt_key
     from tsdoc.profile.prompt import reopen_prompt
     from tsdoc.session.memory import ROOM
     from tsdoc.session.resolving import kv_shape
@@ -43,7 +43,7 @@ def _answer(job: dict[str, Any]) -> None:
     prompt = reopen_prompt(job["prompt"], settings, ids)
     loaded = load(prompt, settings, job["device"])
     _reached("model")
-    entry = Store(Path(job["store"])).open(model_key(prompt, settings), ids)
+    entry = Store(Path(job["store"])).open(prompt_key(prompt, settings), ids)
     if entry is None:
         sys.exit("the entry was not found")
     _reached("open")

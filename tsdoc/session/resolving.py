@@ -11,7 +11,7 @@ from tsdoc.models.config import ModelConfig
 from tsdoc.models.locate import LocatedModel
 from tsdoc.models.weights import stored_sizes
 from tsdoc.settings import EngineSettings, Settings
-from tsdoc.store.key import KVShape
+from tsdoc.store.key import KVShape, ModelKey
 
 if TYPE_CHECKING:
     import torch
@@ -78,6 +78,26 @@ def uses_index(settings: Settings, num_tokens: int) -> bool:
         return False
     index = index_config(settings.engine)
     return index is not None and index.applies(settings.selection, num_tokens)
+
+
+def model_key(
+    fingerprint: str, config: ModelConfig, settings: Settings, compute_dtype: str
+) -> ModelKey:
+    """Returns what K and V are kept under: all that a prefill depends on besides token ids.
+
+    Args:
+        fingerprint: Of the model's weights, tokenizer, chat template and config.
+        config: The model's.
+        settings: Of selection, and `kv_dtype`.
+        compute_dtype: Type of the arithmetic.
+    """
+    return ModelKey(
+        model=fingerprint,
+        rope=repr(config.rope),
+        kv_dtype=settings.engine.kv_dtype,
+        compute_dtype=compute_dtype,
+        **settings.selection.model_dump(),
+    )
 
 
 def kv_shape(config: ModelConfig, kv_dtype: str) -> KVShape:

@@ -30,6 +30,7 @@ from tsdoc.session.prompt_kv import KeptPrompt
 from tsdoc.session.question import lay_out
 from tsdoc.session.resolving import (
     kv_shape,
+    model_key,
     reread_tokens,
     resolve_compute_dtype,
     uses_index,
@@ -89,13 +90,8 @@ class Session:
         self._device = resolve_device(settings.engine.device)
         check_parallel(settings.parallel, config, settings.selection, self._device)
         warn_of_few_cores(settings.parallel, self._device, self.reporter)
-        key = ModelKey(
-            model=self.model.fingerprint,
-            rope=repr(config.rope),
-            kv_dtype=settings.engine.kv_dtype,
-            compute_dtype=resolve_compute_dtype(settings.engine, self.model, self._device),
-            **settings.selection.model_dump(),
-        )
+        compute_dtype = resolve_compute_dtype(settings.engine, self.model, self._device)
+        key = model_key(self.model.fingerprint, config, settings, compute_dtype)
         self._engines = Engines(
             model=self.model,
             settings=settings,
