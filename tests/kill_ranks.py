@@ -315,7 +315,7 @@ def any_moment(trial: Trial, count: int, seed: int, whole: dict[str, Any]) -> No
         say(f"rank {rank}, {how.name}, {seen}; {go_on(trial, chance.choice((0, 1)), whole)}")
 
 
-def random_model(directory: Path, **shape: int) -> Path:
+def random_model(directory: Path, **shape: Any) -> Path:
     """Makes a small model that is fast on a GPU, with a tokenizer."""
     import torch
 

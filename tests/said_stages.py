@@ -55,7 +55,7 @@ def say_stages(say: Callable[..., None]) -> None:
         say("close")
         close(self)
 
-    Processes.__init__ = said_start  # type: ignore[method-assign]
+    Processes.__init__ = said_start  # type: ignore[method-assign, assignment]
     Processes.wait_until_ready = said_ready  # type: ignore[method-assign]
     Processes.send = said_send  # type: ignore[method-assign]
     Leader.load = said_load  # type: ignore[method-assign]

@@ -243,7 +243,7 @@ def compare(rows: list[Row], part: str) -> list[Row]:
         if count == 1 or one is None:
             continue
         name = "ms_per_token" if kind else "prefill_s"
-        faster = float(one[name]) / float(row[name])  # type: ignore[arg-type]
+        faster = float(one[name]) / float(row[name])
         what = f"decode, {kind}" if kind else "prefill"
         found.append({"part": part, "what": what, "ranks": count, "times_faster": faster})
     return found

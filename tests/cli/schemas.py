@@ -11,7 +11,7 @@ import tsdoc
 DOCUMENT = Path(tsdoc.__file__).parent / "cli" / "SCHEMAS.md"
 SESSION = {"tsdoc.ask/1", "tsdoc.chat/1", "tsdoc.summarize/1", "tsdoc.ingest/1"}
 # Fields that stand in several places: under which prefixes a mark in the document is meant.
-PLACES = {
+PLACES: dict[str, dict[str, tuple[str, ...]]] = {
     "*": {"tsdoc.summarize/1": ("summary", "parts[]")},
     "^": {
         "tsdoc.summarize/1": (

@@ -5,14 +5,17 @@ Independent of the engine: the model's own modules and rotary embedding do the w
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
+from transformers import PreTrainedModel
 
 from tsdoc.kernels.selection import SelectionConfig
 
 
 def naive_forward(
-    oracle: torch.nn.Module, ids: np.ndarray, chunks: list[tuple[int, int]], c: SelectionConfig
+    oracle: PreTrainedModel, ids: np.ndarray, chunks: list[tuple[int, int]], c: SelectionConfig
 ) -> tuple[torch.Tensor, list[list[torch.Tensor]]]:
     """Logits [num_tokens, vocab] and, per layer and chunk, the attended positions before it.
 
@@ -29,13 +32,19 @@ def naive_forward(
         return oracle.lm_head(oracle.model.norm(hidden)), attended
 
 
-def _rope(oracle: torch.nn.Module, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+def _rope(oracle: PreTrainedModel, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     cos, sin = (t[0] for t in oracle.model.rotary_emb(x, positions[None]))
     half = x.shape[-1] // 2
     return x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin
 
 
-def _attention(oracle, layer, x, chunks, c):
+def _attention(
+    oracle: PreTrainedModel,
+    layer: Any,
+    x: torch.Tensor,
+    chunks: list[tuple[int, int]],
+    c: SelectionConfig,
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
     config, attn = oracle.config, layer.self_attn
     d, group = attn.head_dim, config.num_attention_heads // config.num_key_value_heads
     q, k, v = (p(x).view(len(x), -1, d) for p in (attn.q_proj, attn.k_proj, attn.v_proj))

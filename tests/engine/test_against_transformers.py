@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -70,7 +71,7 @@ def test_every_family_and_rope_type_equals_transformers(family: str, rope: str) 
         ("mistral", {"head_dim": 24}),
     ],
 )
-def test_variants_of_the_shape_equal_transformers(family: str, changes: dict[str, object]) -> None:
+def test_variants_of_the_shape_equal_transformers(family: str, changes: dict[str, Any]) -> None:
     oracle = make_oracle(family, **changes)
     engine = make_engine(oracle, covering())
     ids = token_ids(NUM_TOKENS)
@@ -116,7 +117,7 @@ def test_greedy_tokens_equal_transformers(family: str, theta: float | None) -> N
     [("qwen2", {"num_layers": 1}), ("qwen2", {"qkv_bias": False}), ("qwen3", {"qk_norm": False})],
 )
 def test_weights_that_the_config_has_no_place_for_are_refused(
-    family: str, changes: dict[str, object]
+    family: str, changes: dict[str, Any]
 ) -> None:
     oracle = make_oracle(family)
     config = dataclasses.replace(make_config(oracle), **changes)

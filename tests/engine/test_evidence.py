@@ -45,9 +45,10 @@ def test_queries_of_the_last_chunk_and_of_every_token_that_was_run_are_kept(
 ) -> None:
     from tsdoc.engine.decoder import Decoder
 
-    plain, seen = Decoder.project, []
+    plain = Decoder.project
+    seen: list[torch.Tensor] = []
 
-    def project(self, layer, hidden):
+    def project(self: Decoder, layer: int, hidden: torch.Tensor) -> tuple[torch.Tensor, ...]:
         result = plain(self, layer, hidden)
         if layer == 1:
             seen.append(result[0].clone())

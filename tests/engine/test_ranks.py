@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ PROMPT, QUESTION, ROOM, NEW = 150, 12, 40, 8
 HEADS = {"6/2": (6, 2), "9/3": (9, 3), "14/2": (14, 2), "5/5": (5, 5)}
 # Qwen2-72B's proportions: 64 query heads for 8 KV heads, biases, a head of its own, and a wide
 # layer that no number of ranks divides.
-QWEN2_72B = {
+QWEN2_72B: dict[str, Any] = {
     "num_attention_heads": 64,
     "num_key_value_heads": 8,
     "head_dim": 8,

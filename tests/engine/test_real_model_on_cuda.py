@@ -9,13 +9,14 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from tests.tiny_models import memory_piece
-from tsdoc.engine.decoder import Decoder
+from tsdoc.engine.decoder import Decoder, DecoderPart
 from tsdoc.engine.engine import Engine
 from tsdoc.engine.forward import chunk_bounds
 from tsdoc.engine.generate import GenerationConfig
@@ -30,7 +31,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.model, pytest.mark.timeout(1800)]
 CONFIG = SelectionConfig()
 NUM_TOKENS, QUESTION, BLOCK = 16_384, 64, 4096
 NEAR = 1e-5  # of the k-th vote: closer ones may be selected either way
-CLOSE = {"atol": 1e-3, "rtol": 1e-3}
+CLOSE: dict[str, Any] = {"atol": 1e-3, "rtol": 1e-3}
 NAMES = ("Ada", "Boris", "Clara", "Dmitri", "Elena", "Farid", "Grace", "Hugo", "Ines", "Jonas")
 TOWNS = ("Bergen", "Cadiz", "Dover", "Essen", "Florence", "Ghent", "Haifa", "Izmir")
 GOODS = ("barley", "copper", "linen", "salt", "timber", "wool")
@@ -125,7 +126,7 @@ def make_engines(model: LocatedModel) -> tuple[Engine, Engine]:
     backend = TritonBackend(
         model.config, kv_dtype="float32", compute_dtype=torch.float32, device=cuda
     )
-    decoders = (
+    decoders: tuple[DecoderPart, DecoderPart] = (
         Decoder(model.config, weights, torch.float32),
         FusedDecoder(model.config, weights, torch.float32, cuda),
     )

@@ -54,7 +54,7 @@ def test_ruler_answers_of_qa_are_alternatives(tmp_path: Path) -> None:
 
 
 def test_longbench(tmp_path: Path) -> None:
-    line = {
+    line: dict[str, object] = {
         "input": "What kind?", "context": "examples", "answers": ["Date"], "length": 3,
         "dataset": "trec", "language": "en", "all_classes": ["Date", "City"], "_id": "x",
     }  # fmt: skip
@@ -64,7 +64,9 @@ def test_longbench(tmp_path: Path) -> None:
 
 
 def test_longbench_in_chinese_is_refused(tmp_path: Path) -> None:
-    line = {"input": "", "context": "", "answers": [], "dataset": "dureader", "all_classes": None}
+    line: dict[str, object] = {
+        "input": "", "context": "", "answers": [], "dataset": "dureader", "all_classes": None,
+    }  # fmt: skip
     with pytest.raises(InputError, match="Chinese"):
         load_examples(write(tmp_path / "dureader.jsonl", line), limit=None)
 

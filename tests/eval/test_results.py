@@ -33,7 +33,7 @@ def make_item(item: int = 0, score: float = 1.0, **changes: object) -> ItemResul
     [(0.5, 10, 0.2366, 0.7634), (1.0, 20, 0.8389, 1.0), (0.0, 5, 0.0, 0.4345)],
 )
 def test_wilson_intervals_of_the_textbook(mean: float, n: int, low: float, high: float) -> None:
-    assert wilson(mean, n) == (pytest.approx(low, abs=1e-4), pytest.approx(high, abs=1e-4))
+    assert wilson(mean, n) == pytest.approx((low, high), abs=1e-4)
 
 
 def test_what_was_kept_is_there_again(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def test_closed_files_and_folders_are_named(own_folder: Path) -> None:
 
 
 def test_what_is_left_out_by_default_is_named(tmp_path: Path) -> None:
-    files = {
+    files: dict[str, str | bytes] = {
         "a.py": "1\n",
         "package-lock.json": "{}\n",
         "lib.min.js": "x\n",
@@ -190,7 +190,7 @@ def test_nothing_is_written_into_a_source(tmp_path: Path) -> None:
 
 
 def test_every_known_kind_in_a_folder_goes_to_its_reader(tmp_path: Path) -> None:
-    files = {
+    files: dict[str, str | bytes] = {
         "a.pdf": make_pdf(["BT /F1 11 Tf 72 700 Td (from the pdf) Tj ET"]),
         "b.md": "# T\ntext\n",
         "bad.pdf": "<!doctype html><p>Sign in</p>",

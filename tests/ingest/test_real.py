@@ -126,7 +126,9 @@ def test_pages_are_those_that_another_reader_finds(name: str, needle: str) -> No
     found = set()
     for number, section in enumerate(document.sections):
         for match in re.finditer(r"\s+".join(map(re.escape, words)), section.text):
-            found.add(document.locate(number, match.start()).page)
+            page = document.locate(number, match.start()).page
+            assert page is not None
+            found.add(page)
     assert sorted(found) == pages
     assert pages
 

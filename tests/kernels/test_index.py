@@ -143,7 +143,7 @@ class IndexedPiece(MemoryPiece):
         self.made: LayerIndex | None = None
         self.rows: set[int] = set()
 
-    def index(self, layer: int) -> LayerIndex | None:  # type: ignore[override]
+    def index(self, layer: int) -> LayerIndex | None:
         return self.made
 
     def check_rows(self, layer: int, kind: int, positions: np.ndarray) -> None:

@@ -45,7 +45,7 @@ def test_what_gpus_cannot_do_is_refused(
 ) -> None:
     settings = SelectionSettings.model_validate(selection)
     with pytest.raises(UsageError, match=message):
-        check_parallel(ParallelSettings(**parallel), config, settings, "cuda")
+        check_parallel(ParallelSettings.model_validate(parallel), config, settings, "cuda")
 
 
 def test_one_gpu_is_never_refused(config: ModelConfig) -> None:

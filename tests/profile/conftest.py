@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -33,7 +33,7 @@ SELECTION = {"n_init": 16, "n_local": 32, "top_k": 64, "chunk_size": 64}
 
 
 def make_settings(**groups: dict[str, object]) -> Settings:
-    base = {
+    base: dict[str, Mapping[str, object]] = {
         "model": {"source": "hf:example/small", "shape": SHAPE},
         "selection": SELECTION,
         "engine": {"prefill_block": 256, "question_chunk_size": 64, "device": "cpu"},

@@ -84,7 +84,7 @@ def start(home: Home, model_directory: Path, document: Path) -> Callable[..., Se
         ingest: IngestOptions | None = None,
         **groups: dict[str, Any],
     ) -> Session:
-        small = {
+        small: dict[str, dict[str, Any]] = {
             "model": {"source": str(model_directory)},
             "selection": {"n_init": 16, "n_local": 64, "top_k": 64, "chunk_size": 128},
             "engine": {"prefill_block": 256, "question_chunk_size": 64, "reread_tokens": 0},

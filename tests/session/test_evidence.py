@@ -19,6 +19,7 @@ from tsdoc.evidence.results import Evidence
 from tsdoc.home import Home
 from tsdoc.session import Answer, Session
 from tsdoc.session.evidence import EvidenceFinder
+from tsdoc.store import Entry
 
 Start = Callable[..., Session]
 QUESTION = "What does locker 7 hold?"
@@ -133,11 +134,13 @@ def test_the_neutral_question_is_asked_once_for_all_sessions(
     with start() as session:
         entry = session._kept.get().entry
         assert entry is not None
-        asked_for = []
+        asked_for: list[Any] = []
+
+        def read_votes(entry: Entry, *args: Any) -> None:
+            asked_for.append(args)
+
         with monkeypatch.context() as patched:
-            patched.setattr(
-                type(entry), "read_votes", lambda self, *a: asked_for.append(a) and None
-            )
+            patched.setattr(type(entry), "read_votes", read_votes)
             explained(session, 3)
         key, shape = asked_for[0]
         entry.keep_votes(key, np.full(shape, np.nan, np.float32))

@@ -29,7 +29,7 @@ def haystack(num_chars: int, rng: random.Random) -> list[str]:
     did = ["walked", "argued", "waited", "sang", "counted coins", "wrote letters", "slept"]
     where = ["by the river", "in the old mill", "near the station", "under the pines", "at home"]
     when = ["in early spring", "before supper", "on a wet Sunday", "at dawn", "all winter"]
-    paragraphs = []
+    paragraphs: list[str] = []
     while sum(map(len, paragraphs)) < num_chars:
         picks = [[rng.choice(words) for words in (who, did, where, when)] for _ in range(6)]
         paragraphs.append(" ".join(f"{a} {b} {c} {d}." for a, b, c, d in picks))

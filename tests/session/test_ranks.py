@@ -22,6 +22,7 @@ from tsdoc.home import Home
 from tsdoc.ingest.options import IngestOptions
 from tsdoc.parallel.job import Shard
 from tsdoc.parallel.leader import Leader
+from tsdoc.parallel.processes import Processes
 from tsdoc.progress import Silent
 from tsdoc.session import Session, loading
 from tsdoc.session.tail import Tail
@@ -61,8 +62,10 @@ def leader_of(session: Session) -> Leader:
     return leader
 
 
-def children_of(session: Session) -> Sequence[Any]:
-    return leader_of(session)._processes._children
+def children_of(leader: Leader) -> Sequence[Any]:
+    processes = leader._processes
+    assert isinstance(processes, Processes)
+    return processes._children
 
 
 EXACT = {"kv_dtype": "float32", "decode_weights": "float32"}
@@ -99,11 +102,11 @@ def test_a_conversation_goes_on_after_a_process_was_lost(start: Callable[..., Se
     tail = Tail()
     with start(engine=EXACT, selection=COVERING, parallel={"tensor": 2}) as session:
         assert talk(session, tail, 3) == expected[0]
-        (child,) = children_of(session)
+        (child,) = children_of(leader_of(session))
         child.kill()
         child.wait()
         assert talk(session, tail, 5) == expected[1]  # started anew: K and V are the leader's too
-        (other,) = children_of(session)
+        (other,) = children_of(leader_of(session))
         assert other.pid != child.pid
     assert other.poll() is not None
 
@@ -112,10 +115,11 @@ def test_a_conversation_goes_on_after_a_process_was_lost(start: Callable[..., Se
 def test_a_process_that_ends_in_the_middle_ends_the_command(
     start: Callable[..., Session], stage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    load, children = Leader.load, []
+    load = Leader.load
+    children: list[Any] = []
 
     def kill_at_load(leader: Leader) -> Shard:
-        children.extend(leader._processes._children)
+        children.extend(children_of(leader))
         if stage == "load":
             kill()
         return load(leader)
@@ -151,7 +155,7 @@ def test_a_long_computation_does_not_outlive_a_process(
 
     def finish_slowly(decoder: Decoder, *args: Any) -> torch.Tensor:
         killed.append(time.monotonic())
-        children_of(session)[-1].kill()
+        children_of(leader_of(session))[-1].kill()
         while time.monotonic() < killed[0] + 30:  # as one large product after the other
             time.sleep(0.05)
         return finish(decoder, *args)

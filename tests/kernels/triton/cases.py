@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -87,7 +88,7 @@ class Poison:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         plain = torch.empty
 
-        def poisoned(*shape, **options):
+        def poisoned(*shape: Any, **options: Any) -> torch.Tensor:
             out = plain(*shape, **options)
             return out.fill_(torch.nan if out.dtype.is_floating_point else -1)
 

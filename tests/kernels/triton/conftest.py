@@ -18,7 +18,7 @@ if importlib.util.find_spec("triton") and INTERPRETED:
     # The interpreter makes loop bounds of arrays of one element with int(), which numpy refuses.
     patch_tensor = interpreter._patch_lang_tensor
 
-    def patch_tensor_and_index(tensor, scope):
+    def patch_tensor_and_index(tensor: Any, scope: Any) -> None:
         patch_tensor(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from tests.kernels.triton.cases import only_on_gpu
 from tests.tiny_models import make_config, make_engine, make_oracle, memory_piece, token_ids
@@ -17,23 +19,23 @@ from tsdoc.engine.generate import Generation, GenerationConfig
 from tsdoc.errors import ResourceError
 from tsdoc.kernels.index_use import IndexConfig
 from tsdoc.kernels.kv import MemoryPiece
-from tsdoc.kernels.selection import SelectionConfig
+from tsdoc.kernels.selection import SelectionConfig, VoteFunction
 from tsdoc.kernels.triton_backend import TritonBackend
 
 SMALL = SelectionConfig(n_init=4, n_local=12, top_k=10, chunk_size=16)
-FEW_LAYERS = {"num_hidden_layers": 2}  # the interpreter is slow
-BIASED = {"attention_bias": True, "mlp_bias": True}
+FEW_LAYERS: dict[str, Any] = {"num_hidden_layers": 2}  # the interpreter is slow
+BIASED: dict[str, Any] = {"attention_bias": True, "mlp_bias": True}
 
 
 def make_device_engine(
-    oracle: object,
+    oracle: PreTrainedModel,
     config: SelectionConfig,
     device: torch.device,
     index: IndexConfig | None = None,
     memory_bytes: int | None = None,
 ) -> Engine:
-    shape = make_config(oracle)  # type: ignore[arg-type]
-    decoder = FusedDecoder(shape, oracle.state_dict(), torch.float32, device)  # type: ignore[attr-defined]
+    shape = make_config(oracle)
+    decoder = FusedDecoder(shape, oracle.state_dict(), torch.float32, device)
     backend = TritonBackend(
         shape,
         kv_dtype="float32",
@@ -170,7 +172,8 @@ def test_prefill_and_answer_equal_the_cpu_engine(device: torch.device, family: s
     assert gpu.log is not None
     assert cpu.log is not None
     looked, expected = (
-        look(g.runner, g.cache, g.log, (6, 44), question_chunk_size=16) for g in (gpu, cpu)
+        look(g.runner, g.cache, log, (6, 44), question_chunk_size=16)
+        for g, log in ((gpu, gpu.log), (cpu, cpu.log))
     )
     torch.testing.assert_close(looked.votes.cpu(), expected.votes, atol=1e-4, rtol=1e-3)
     torch.testing.assert_close(looked.attention, expected.attention, atol=1e-4, rtol=1e-3)
@@ -180,7 +183,9 @@ def test_prefill_and_answer_equal_the_cpu_engine(device: torch.device, family: s
 @pytest.mark.parametrize("sets", ["one", "per_kv_head"])
 @pytest.mark.parametrize("function", ["head_soft_vote", "head_vote", "topk"])
 @pytest.mark.parametrize("smoothing", [1, 5])
-def test_every_policy_equals_the_cpu_engine(sets: str, function: str, smoothing: int) -> None:
+def test_every_policy_equals_the_cpu_engine(
+    sets: Literal["one", "per_kv_head"], function: VoteFunction, smoothing: int
+) -> None:
     config = dataclasses.replace(SMALL, sets=sets, function=function, smoothing=smoothing)
     oracle = make_oracle("qwen2", seed=23)
     ids = token_ids(310, seed=24)

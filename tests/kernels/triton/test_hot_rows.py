@@ -11,6 +11,7 @@ import triton.language as tl
 
 from tests.kernels.triton.cases import make_rope, only_on_gpu
 from tests.kernels.triton.test_triton_cache import CONFIG, DIM, KV_HEADS, make_backend, make_pieces
+from tsdoc.kernels.hot_rows import HotRows
 from tsdoc.kernels.index_use import IndexConfig, IndexWatch
 from tsdoc.kernels.triton.hot_rows import find
 from tsdoc.kernels.triton_answers import TritonDecode
@@ -138,8 +139,7 @@ def test_rows_beyond_what_is_kept_are_read_where_they_are(
     """Many equal votes are one more than are wanted; here hardly any candidate is kept."""
     import tsdoc.kernels.triton_decode as module
 
-    plain = module.HotRows
-    monkeypatch.setattr(module, "HotRows", lambda pool, config, _: plain(pool, config, 5))
+    monkeypatch.setattr(module, "HotRows", lambda pool, config, _: HotRows(pool, config, 5))
     steps = Steps(device, None, None)
     query = steps.query()
     for _ in range(2):
@@ -149,7 +149,9 @@ def test_rows_beyond_what_is_kept_are_read_where_they_are(
 
 
 @triton.jit
-def _find_kernel(list_ptr, wanted_ptr, out_ptr, number, STEPS: tl.constexpr):
+def _find_kernel(  # type: ignore[no-untyped-def]  # Triton's types are not declared
+    list_ptr, wanted_ptr, out_ptr, number, STEPS: tl.constexpr
+):
     lanes = tl.arange(0, 256)
     wanted = tl.load(wanted_ptr + lanes)
     tl.store(out_ptr + lanes, find(list_ptr, number, wanted, STEPS))

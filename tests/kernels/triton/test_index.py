@@ -9,7 +9,7 @@ from tests.kernels.triton.cases import assert_close, make_pool
 from tsdoc.kernels.index import RANK, IndexBasis, build, find_basis, query_weights, unpack
 from tsdoc.kernels.selection import top_indices
 from tsdoc.kernels.triton.index_rescore import select_candidates
-from tsdoc.kernels.triton.index_scan import IndexTuning, index_votes
+from tsdoc.kernels.triton.index_scan import IndexTuning, Projected, index_votes
 from tsdoc.kernels.triton.tiles import LOG2_E
 from tsdoc.kernels.triton.topk import make_space, tiles_holding
 
@@ -50,7 +50,7 @@ class Case:
 
     def run(
         self, low: int, high: int, tiles: int, room: int, allowed: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, object, torch.Tensor]:
+    ) -> tuple[torch.Tensor, Projected, torch.Tensor]:
         meta = torch.tensor([[low, high, self.count(low, high, allowed), 0]], dtype=torch.int32)
         meta = meta.to(self.device)
         space = make_space(1, 2 * self.codes.shape[1], tiles, self.device, tile=8)
@@ -81,7 +81,7 @@ class Case:
         q = self.query.double().view(k.shape[1], -1, k.shape[2])
         return torch.einsum("kgd,nkd->kgn", q, k).flatten(0, 1)
 
-    def approximate(self, projected: object) -> torch.Tensor:
+    def approximate(self, projected: Projected) -> torch.Tensor:
         """Scores [num_heads, length] from codes and 8-bit weights, float64."""
         length, num_kv = self.pool.k.shape[:2]
         group = self.query.shape[0] // num_kv

@@ -55,7 +55,7 @@ def test_what_lies_nearer_takes_its_part_of_a_head(device: torch.device) -> None
     choice = Choice(first=0, ends=[200], count=1)
     for nearer, best in ((torch.tensor([[-50.0, 50.0]]), 10), (torch.tensor([[50.0, -50.0]]), 20)):
         for find in (by_torch, by_kernels):
-            found = find(*(x.to(device) for x in (q, keys, nearer)), choice)
+            found = find(q.to(device), keys.to(device), nearer.to(device), choice)
             assert found.item() == best
 
 

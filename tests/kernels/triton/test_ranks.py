@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -50,7 +51,7 @@ def device_engine(
     )
 
 
-def compare(config: SelectionConfig, ranks: int, theta: float | None, **shape: int) -> None:
+def compare(config: SelectionConfig, ranks: int, theta: float | None, **shape: Any) -> None:
     oracle = make_oracle("qwen2", seed=21, **FEW_LAYERS, **shape)
     ids = token_ids(NUM_TOKENS, seed=22)
     single = make_engine(oracle, config)

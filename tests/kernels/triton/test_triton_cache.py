@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ KV_HEADS, GROUP, DIM = 2, 3, 16
 CONFIG = SelectionConfig(n_init=4, n_local=12, top_k=20, chunk_size=16)
 
 
-def make_backend(device: torch.device, **options: object) -> TritonBackend:
+def make_backend(device: torch.device, **options: Any) -> TritonBackend:
     config = ModelConfig(
         architecture="llama", num_layers=2, hidden_size=96, intermediate_size=8, num_qo_heads=6,
         num_kv_heads=KV_HEADS, head_dim=DIM, vocab_size=8, norm_eps=1e-6,
@@ -254,8 +255,8 @@ def test_keys_and_values_in_host_memory_give_the_same(device: torch.device, name
         backend = make_backend(device)
         if on_host:
             backend.pool.move_to_host()
-        piece = make_pieces([400])
-        caches.append((backend, backend.cache(piece, rope, config), piece))
+        pieces = make_pieces([400])
+        caches.append((backend, backend.cache(pieces, rope, config), pieces))
         assert backend.pool.on_host is on_host
     generator = torch.Generator().manual_seed(4)
     k, v = (torch.randn(2, 400, KV_HEADS, DIM, generator=generator) * 2 for _ in range(2))
