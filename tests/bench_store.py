@@ -14,14 +14,14 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
+import torch
 
 from tsdoc.home import find_home
 from tsdoc.ingest.options import IngestOptions
+from tsdoc.kernels.piece_rows import PieceRows
 from tsdoc.models.profiles import load_profile
 from tsdoc.progress import Silent
 from tsdoc.session import open_session
@@ -45,16 +45,14 @@ def bytes_from_disk() -> int:
 
 
 def checked_bytes(entry: Entry) -> dict[str, int]:
-    """Bytes of K and of V whose pages were checked, and all of them."""
-    found = {"K": 0, "V": 0, "all": 0, "index": 0}
+    """Bytes of K and V whose pages or units were checked, of the index, and of all K and V."""
+    found = {"checked": 0, "index": 0, "all": 0}
     for segment in entry.segments:
         page_bytes = PAGE_SIZE * segment.info.shape.row_bytes
-        found["K"] += int(segment.verified[:, 0].sum()) * page_bytes
-        found["V"] += int(segment.verified[:, 1].sum()) * page_bytes
-        unit_bytes = page_bytes // segment.units_per_page
+        found["checked"] += int(segment.verified.sum()) * page_bytes
         checks = segment.units()
-        for (_, kind), units in checks.verified.items() if checks is not None else ():
-            found["V" if kind else "K"] += int(units.sum()) * unit_bytes
+        if checks is not None:
+            found["checked"] += int(checks.verified.sum()) * (page_bytes // segment.units_per_page)
         found["all"] += segment.verified.size * page_bytes
         if segment.index() is not None:
             found["index"] += IndexLayout(info=segment.info).num_bytes
@@ -62,22 +60,23 @@ def checked_bytes(entry: Entry) -> dict[str, int]:
 
 
 class UsedRows:
-    """Notes which rows were asked for, of pieces of the store."""
+    """Notes which rows of K, and which of V, were used, of pieces of the store."""
 
     def __init__(self) -> None:
         self._rows: dict[tuple[int, int], set[int]] = {}
-        check_rows = SegmentPiece.check_rows
+        take = PieceRows._take
 
         def note(
-            piece: SegmentPiece, layer: int, kind: int, positions: npt.NDArray[np.int64]
+            rows: PieceRows, layer: int, positions: torch.Tensor, out: Sequence[torch.Tensor]
         ) -> None:
-            inside = positions[
-                (positions >= piece.start) & (positions < piece.start + piece.capacity)
-            ]
-            self._rows.setdefault((layer, kind), set()).update(inside.tolist())
-            check_rows(piece, layer, kind, positions)
+            kept = [piece for piece in rows.pieces if isinstance(piece, SegmentPiece)]
+            end = max(piece.start + piece.capacity for piece in kept)
+            inside = positions[positions < end].tolist()
+            for kind in range(len(out)):  # K, or K and V
+                self._rows.setdefault((layer, kind), set()).update(inside)
+            take(rows, layer, positions, out)
 
-        SegmentPiece.check_rows = note  # type: ignore[method-assign]
+        PieceRows._take = note  # type: ignore[method-assign]
 
     def count(self) -> int:
         """Rows of K and of V together."""
@@ -142,16 +141,14 @@ def main() -> None:
             from_disk.append(bytes_from_disk() - before)
             cpu_s.append(round(times[0] - begun_s, 2))
             checked = checked_bytes(entry)
-            row_bytes = entry.segments[0].info.shape.row_bytes
-            whole = checked["all"]
+            half_row = entry.segments[0].info.shape.row_bytes // 2
+            used_bytes = used.count() * half_row
+            held = checked["checked"]
             shares.append(
                 {
-                    "K": round(2 * checked["K"] / whole, 3),
-                    "V": round(2 * checked["V"] / whole, 3),
-                    "both_and_index": round(
-                        (checked["K"] + checked["V"] + checked["index"]) / whole, 3
-                    ),
-                    "rows_used": round(used.count() * row_bytes / whole, 3),
+                    "units": round(held / checked["all"], 3),
+                    "units_and_index": round((held + checked["index"]) / checked["all"], 3),
+                    "rows_used": round(used_bytes / checked["all"], 3),
                 }
             )
     index = session._engines.make(1).index

@@ -32,7 +32,7 @@ BLOCK = 8192
 def keep(store: Store, ids: np.ndarray) -> None:
     """Keeps random bytes as K and V."""
     rows = np.random.default_rng(3).integers(
-        0, 1 << 16, (BLOCK, SHAPE.num_kv_heads, SHAPE.head_dim), dtype=np.uint16
+        0, 1 << 16, (BLOCK, 2, SHAPE.num_kv_heads, SHAPE.head_dim), dtype=np.uint16
     )
     with (
         store.begin(KEY, SHAPE, ids, prefill_block=BLOCK, name="bench") as writer,
@@ -40,9 +40,8 @@ def keep(store: Store, ids: np.ndarray) -> None:
     ):
         for start in range(0, len(ids), BLOCK):
             jobs = [
-                workers.submit(writer.pieces[-1].write, layer, kind, start, rows)
+                workers.submit(writer.pieces[-1].write, layer, start, rows)
                 for layer in range(SHAPE.num_layers)
-                for kind in (0, 1)
             ]
             for job in jobs:
                 job.result()
@@ -53,7 +52,7 @@ def keep(store: Store, ids: np.ndarray) -> None:
 def load(num_tokens: int) -> list[Row]:
     """Seconds of `Transfer.load`, of reading with checksums alone, and of the device's copies."""
     ids = random_ids(num_tokens)
-    size = 2 * SHAPE.num_layers * SHAPE.row_bytes * num_tokens
+    size = SHAPE.token_bytes * num_tokens
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as name:
         store = Store(Path(name) / "store", max_bytes=2 * size)
@@ -83,21 +82,17 @@ def _load(pieces: list[KVPiece], num_tokens: int) -> float:
 def _read(pieces: list[KVPiece], num_tokens: int) -> float:
     step = transfer.STAGING_BYTES // SHAPE.row_bytes
 
-    def task(layer: int, kind: int) -> Callable[[], None]:
+    def task(layer: int) -> Callable[[], None]:
         def run() -> None:
-            buffer = np.empty((step, SHAPE.num_kv_heads, SHAPE.head_dim), np.uint16)
+            buffer = np.empty((step, 2, SHAPE.num_kv_heads, SHAPE.head_dim), np.uint16)
             for start in range(0, num_tokens, step):
-                pieces[0].read(layer, kind, start, buffer[: num_tokens - start])
+                pieces[0].read(layer, start, buffer[: num_tokens - start])
 
         return run
 
     begun = time.perf_counter()
     with ThreadPoolExecutor(transfer.NUM_WORKERS) as workers:
-        jobs = [
-            workers.submit(task(layer, kind))
-            for layer in range(SHAPE.num_layers)
-            for kind in (0, 1)
-        ]
+        jobs = [workers.submit(task(layer)) for layer in range(SHAPE.num_layers)]
         for job in jobs:
             job.result()
     return time.perf_counter() - begun

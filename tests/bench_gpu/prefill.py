@@ -67,7 +67,7 @@ def transfer(decoder: FusedDecoder, num_tokens: int) -> list[Row]:
         start=0, capacity=num_tokens, num_layers=config.num_layers,
         num_kv_heads=config.num_kv_heads, head_dim=config.head_dim, kv_dtype="bfloat16",
     )  # fmt: skip
-    size = 2 * config.num_layers * memory.keys(0).nbytes
+    size = config.num_layers * memory.rows(0).nbytes
     rows: list[Row] = []
     for piece in (DevicePiece(start=0, capacity=num_tokens), memory):
         engine = make_engine(decoder, PAPER, num_tokens)
@@ -91,7 +91,7 @@ def transfer(decoder: FusedDecoder, num_tokens: int) -> list[Row]:
 def store(decoder: FusedDecoder, num_tokens: int, block: int) -> list[Row]:
     """Prefill into a store, beside the rate at which the disk takes one large file."""
     ids = random_ids(num_tokens)
-    size = 2 * SHAPE.num_layers * SHAPE.row_bytes * num_tokens
+    size = SHAPE.token_bytes * num_tokens
     engine = make_engine(decoder, PAPER, num_tokens)
     warm_up = [DevicePiece(start=0, capacity=num_tokens)]
     engine.prefill(warm_up, ids[: 3 * block], 0, prefill_block=block, on_block=lambda end: None)

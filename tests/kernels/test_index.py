@@ -141,16 +141,16 @@ class IndexedPiece(MemoryPiece):
             kv_dtype="float32",
         )  # fmt: skip
         self.made: LayerIndex | None = None
-        self.rows: set[int] = set()
+        self.noted: set[int] = set()
 
     def index(self, layer: int) -> LayerIndex | None:
         return self.made
 
-    def check_rows(self, layer: int, kind: int, positions: np.ndarray) -> None:
-        self.rows |= set(positions.tolist())
+    def check_rows(self, layer: int, positions: np.ndarray) -> None:
+        self.noted |= set(positions.tolist())
 
-    def check_keys(self, layer: int, start: int, end: int) -> None:
-        self.rows |= set(range(max(start, self.start), min(end, self.start + self.capacity)))
+    def check_range(self, layer: int, start: int, end: int) -> None:
+        self.noted |= set(range(max(start, self.start), min(end, self.start + self.capacity)))
 
 
 def make_cache(
@@ -199,7 +199,7 @@ def test_almost_all_votes_are_caught_and_few_keys_are_read(
     if allowed is not None:
         assert all(any(a <= p < b for a, b in allowed) for p in chosen[0].tolist())
     bare = sum(n for n, is_indexed in zip(sizes, indexed, strict=True) if not is_indexed)
-    assert sum(len(piece.rows) for piece in pieces) <= 2 * CONFIG.top_k + bare
+    assert sum(len(piece.noted) for piece in pieces) <= 2 * CONFIG.top_k + bare
 
 
 @pytest.mark.parametrize(("sizes", "indexed"), LAYOUTS)
@@ -245,7 +245,7 @@ def test_samples_are_made_both_ways_and_a_layer_below_the_floor_is_left_to_exact
         watch.note(0, 0.5)
     assert not watch.is_trusted(0)
     assert watch.is_trusted(1)
-    pieces[0].rows.clear()
+    pieces[0].noted.clear()
     whole, _, _ = make_cache([3000], [True], 0)
     assert torch.equal(cache.select(0, query, [around])[0], whole.select(0, query, [around])[0])
     assert watch.num_samples == 7
@@ -313,7 +313,7 @@ def test_what_tokens_look_at_is_found_by_reading_few_indexed_keys(
     assert float((votes - expected).abs().sum()) < 0.25  # half of it is voted elsewhere
     bare = sum(n for n, is_indexed in zip(sizes, indexed, strict=True) if not is_indexed)
     batches = 1 if room > 1 << 20 else 3
-    assert sum(len(piece.rows) for piece in pieces) <= batches * 16 * 40 + bare
+    assert sum(len(piece.noted) for piece in pieces) <= batches * 16 * 40 + bare
 
 
 def test_in_a_layer_below_the_floor_every_key_is_voted_on() -> None:
@@ -337,8 +337,8 @@ def test_where_as_many_candidates_as_are_selected_are_asked_for_no_indexed_key_i
     query = torch.randn(1, KV_HEADS * GROUP, DIM, generator=torch.Generator().manual_seed(9)) * 2
     (chosen,) = cache.select(0, query, [around])
     assert chosen.shape == (1, CONFIG.top_k)
-    assert not pieces[0].rows
-    assert not pieces[2].rows
+    assert not pieces[0].noted
+    assert not pieces[2].noted
     share = exact_votes(keys, query[0], 0, 3000)
     best = share[4:2978].topk(CONFIG.top_k).values.sum()
     assert float(share[chosen[0]].sum() / best) > 0.9

@@ -9,7 +9,7 @@ import torch
 from tests.kernels.test_sharded_cache import BASE, DIM, ROPE
 from tests.thread_ranks import run_ranks
 from tsdoc.kernels import spread_cache
-from tsdoc.kernels.kv import KEYS, KVArray, KVPiece, MemoryPiece
+from tsdoc.kernels.kv import KVPiece, MemoryPiece
 from tsdoc.kernels.ranks import Mesh
 from tsdoc.kernels.shards import HeadShard, shard_heads
 from tsdoc.kernels.spread_cache import SpreadBackend
@@ -38,10 +38,6 @@ def make_backend(shard: HeadShard, mesh: Mesh, kv_dtype: str) -> SpreadBackend:
     )
 
 
-def room(piece: KVPiece, layer: int, kind: int) -> KVArray:
-    return piece.keys(layer) if kind == KEYS else piece.values(layer)
-
-
 @pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("heads", [(9, 3), (14, 2)])
 @pytest.mark.parametrize(("tensor", "sequence"), [(2, 1), (4, 1), (1, 3), (2, 2)])
@@ -54,19 +50,17 @@ def test_every_bit_comes_and_goes(
 ) -> None:
     monkeypatch.setattr(spread_cache, "SENT_TOKENS", 64)
     generator = torch.Generator().manual_seed(1)
-    kv = torch.randn(LAYERS, 2, EDGES[-1][1], heads[1], DIM, generator=generator)
-    kv[:, :, 7] = -0.0
-    kv[:, :, 9] = torch.inf
+    kv = torch.randn(LAYERS, EDGES[-1][1], 2, heads[1], DIM, generator=generator)
+    kv[:, 7] = -0.0
+    kv[:, 9] = torch.inf
     whole = make_pieces(heads[1], kv_dtype)
     expected = make_pieces(heads[1], kv_dtype)
     for piece in expected:
-        rows = kv[:, :, piece.start : piece.start + piece.capacity]
+        rows = kv[:, piece.start : piece.start + piece.capacity]
+        if kv_dtype == "bfloat16":
+            rows = rows.bfloat16().view(torch.uint16)
         for layer in range(LAYERS):
-            for kind in (0, 1):
-                values = rows[layer, kind]
-                if kv_dtype == "bfloat16":
-                    values = values.bfloat16().view(torch.uint16)
-                room(piece, layer, kind)[:] = values.numpy()
+            piece.rows(layer)[:] = rows[layer].numpy()
 
     def work(mesh: Mesh) -> tuple[HeadShard, list[KVPiece]]:
         shard = shard_heads(*heads, mesh.tensor.rank, mesh.tensor.size)
@@ -79,7 +73,7 @@ def test_every_bit_comes_and_goes(
 
         cache = backend.cache(pieces(), ROPE, BASE)
         for layer in range(LAYERS):
-            cache.write(layer, 0, kv[layer, 0, :, own], kv[layer, 1, :, own])
+            cache.write(layer, 0, kv[layer, :, 0, own], kv[layer, :, 1, own])
         cache.save(0, 130)
         cache.save(130, EDGES[-1][1]).wait()
         fresh = pieces()
@@ -90,10 +84,8 @@ def test_every_bit_comes_and_goes(
         own = slice(*shard.kv) if rank else slice(None)
         for piece, right in zip(found, expected, strict=True):
             for layer in range(LAYERS):
-                for kind in (0, 1):
-                    rows, wanted = room(piece, layer, kind), room(right, layer, kind)[:, own]
-                    bits = np.uint32 if kv_dtype == "float32" else np.uint16
-                    np.testing.assert_array_equal(
-                        np.ascontiguousarray(rows).view(bits),
-                        np.ascontiguousarray(wanted).view(bits),
-                    )
+                rows, wanted = piece.rows(layer), right.rows(layer)[:, :, own]
+                bits = np.uint32 if kv_dtype == "float32" else np.uint16
+                np.testing.assert_array_equal(
+                    np.ascontiguousarray(rows).view(bits), np.ascontiguousarray(wanted).view(bits)
+                )

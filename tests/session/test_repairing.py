@@ -15,6 +15,7 @@ from tsdoc.session import Session
 from tsdoc.session.repairing import Repaired, Repairer
 from tsdoc.settings import ModelSettings, Settings
 from tsdoc.store import Store
+from tsdoc.store.key import FORMAT
 
 Start = Callable[..., Session]
 QUESTION = "What does locker 7 hold?"
@@ -79,13 +80,13 @@ def test_damaged_blocks_become_what_they_were(
 ) -> None:
     path = find(home, "kv.bin")
     before = path.read_bytes()
-    flip(path, 0, 1000 * 64)  # K of layer 0, tokens 0 and 1000
+    flip(path, 0, 1000 * 128)  # layer 0, tokens 0 and 1000
     reporter = Recorder()
     (found,) = repair(reporter=reporter)
     assert found.problem is None
     assert (found.num_blocks, found.num_tokens) == (2, 512)
     assert [message for _, _, message in reporter.warnings] == [
-        f"KV page {page} of layer 0 (K) does not match its checksum; "
+        f"KV page {page} of layer 0 does not match its checksum; "
         f"computing tokens {256 * page:,} to {256 * page + 256:,} again"
         for page in (0, 3)
     ]
@@ -153,7 +154,7 @@ def test_what_another_tsdoc_wrote_and_what_is_not_finished_is_left_alone(
     cold: str, repair: Callable[..., list[Repaired]], home: Home, start: Start, document: Path
 ) -> None:
     path = find(home, "manifest.json")
-    path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
+    path.write_text(path.read_text().replace(f'"format": {FORMAT}', f'"format": {FORMAT + 1}'))
     assert repair() == [Repaired(problem="was written by a newer tsdoc")]
     path.unlink()
     for lost in home.store.rglob("segment.json"):

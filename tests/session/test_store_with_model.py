@@ -26,6 +26,7 @@ from tsdoc.models.locate import LocatedModel
 from tsdoc.session import Answer, Session, open_session
 from tsdoc.settings import Settings
 from tsdoc.store import Store
+from tsdoc.store.key import FORMAT
 
 pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(7200)]
 
@@ -119,7 +120,7 @@ def bump(change: int) -> Callable[[Home], None]:
     def damage(home: Home) -> None:
         for path in home.store.rglob("manifest.json"):
             text = path.read_text()
-            path.write_text(text.replace('"format": 1', f'"format": {1 + change}'))
+            path.write_text(text.replace(f'"format": {FORMAT}', f'"format": {FORMAT + change}'))
 
     return damage
 

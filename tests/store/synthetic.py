@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 
 from tsdoc.errors import CorruptPageError
-from tsdoc.kernels.kv import VALUES
 from tsdoc.store import KVShape, ModelKey, Store
 
 SHAPE = KVShape(num_layers=2, num_kv_heads=2, head_dim=4, kv_dtype="bfloat16")
@@ -45,11 +44,11 @@ def make_ids(num_tokens, seed=0):
 
 
 def expected(ids, shape=SHAPE):
-    """K and V of every token, [num_layers, 2, num_tokens, num_kv_heads, head_dim]."""
+    """K and V of every token, [num_layers, num_tokens, 2, num_kv_heads, head_dim]."""
     running = np.cumsum(ids.astype(np.int64) * 2654435761 + 1)
     salt = np.arange(2 * shape.num_layers * shape.num_kv_heads * shape.head_dim)
-    salt = salt.reshape(shape.num_layers, 2, 1, shape.num_kv_heads, shape.head_dim)
-    mixed = (running.reshape(1, 1, -1, 1, 1) * 31 + salt * 7919) % 65_521
+    salt = salt.reshape(shape.num_layers, 1, 2, shape.num_kv_heads, shape.head_dim)
+    mixed = (running.reshape(1, -1, 1, 1, 1) * 31 + salt * 7919) % 65_521
     if shape.kv_dtype == "float32":
         return (mixed / 7).astype(np.float32)
     return mixed.astype(np.uint16)
@@ -62,8 +61,7 @@ def write(pieces, data, start, end):
             continue
         for layer in range(len(data)):
             inside = slice(first - piece.start, last - piece.start)
-            piece.keys(layer)[inside] = data[layer, 0, first:last]
-            piece.values(layer)[inside] = data[layer, 1, first:last]
+            piece.rows(layer)[inside] = data[layer, first:last]
 
 
 def prefill(writer, ids, shape=SHAPE, block=BLOCK, stop=None, on_block=None):
@@ -90,15 +88,13 @@ def build(store, ids, key=KEY, shape=SHAPE, block=BLOCK, name="doc", meta=None):
 def read(holder, shape=SHAPE):
     """Everything an entry holds, checked as the engine would."""
     end = holder.parts[-1].end
-    out = np.zeros((shape.num_layers, 2, end, shape.num_kv_heads, shape.head_dim), shape.dtype)
-    positions = np.arange(end)
+    out = np.zeros((shape.num_layers, end, 2, shape.num_kv_heads, shape.head_dim), shape.dtype)
     for piece in holder.pieces:
         here = slice(piece.start, piece.start + piece.capacity)
         for layer in range(shape.num_layers):
-            piece.check_keys(layer, 0, end)
-            piece.check_rows(layer, VALUES, positions)
-            out[layer, 0, here] = piece.keys(layer)
-            out[layer, 1, here] = piece.values(layer)
+            piece.check_range(layer, 0, end)
+            out[layer, here, 0] = piece.keys(layer)
+            out[layer, here, 1] = piece.values(layer)
     return out
 
 

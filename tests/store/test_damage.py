@@ -8,18 +8,19 @@ import pytest
 from tests.store.damage import IDS, ask, failing_at, find, flip
 from tests.store.synthetic import BLOCK, KEY, SHAPE, build, expected, heal, make_ids, prefill, read
 from tsdoc.errors import CorruptPageError, DamagedStoreError
-from tsdoc.kernels.kv import VALUES
 from tsdoc.store import Store
+
+ROW = SHAPE.row_bytes
+REGION = 61_440  # 1900 tokens of 32 bytes, padded
 
 
 def test_a_flipped_bit_in_kv_is_named_and_only_its_block_computed_again(store, built, warnings):
     path = find(built, "kv.bin")
-    region = 32_768  # 1900 tokens of 16 bytes, padded
-    flip(path, region * 3 + 700 * 16)  # V of layer 1, token 700
+    flip(path, REGION + 700 * ROW + 16)  # V of layer 1, token 700
     with store.open(KEY, IDS) as entry:
-        entry.pieces[0].check_rows(1, VALUES, np.array([0, 255, 256, 511, 768, 1899]))
+        entry.pieces[0].check_rows(1, np.array([0, 255, 256, 511, 768, 1899]))
         with pytest.raises(CorruptPageError, match="page 2 of layer 1") as caught:
-            entry.pieces[0].check_rows(1, VALUES, np.array([700]))
+            entry.pieces[0].check_rows(1, np.array([700]))
     assert (caught.value.start, caught.value.end) == (512, 1024)
     assert str(path) in str(caught.value)
     assert ask(store) == [(512, 1024)]
@@ -45,20 +46,20 @@ def test_a_committed_block_that_rots_before_a_resumed_run_is_repaired_through_th
 ):
     with store.begin(KEY, SHAPE, IDS, prefill_block=BLOCK, name="doc") as writer:
         prefill(writer, IDS, stop=1024)
-    flip(find(root, "kv.bin"), 600 * 16)
+    flip(find(root, "kv.bin"), 600 * ROW)
     with store.begin(KEY, SHAPE, IDS, prefill_block=BLOCK, name="doc") as writer:
         piece = writer.pieces[0]
-        piece.check_keys(0, 0, 512)
-        piece.check_keys(0, 1024, 1900)  # not written yet: nothing to check
+        piece.check_range(0, 0, 512)
+        piece.check_range(0, 1024, 1900)  # not written yet: nothing to check
         with pytest.raises(CorruptPageError) as caught:
-            piece.check_keys(0, 0, 1024)
+            piece.check_range(0, 0, 1024)
         assert (caught.value.start, caught.value.end) == (512, 1024)
         with store.repair(writer, 512, 1024) as repair:
             assert repair.num_committed == 512
             data = expected(repair.ids)
-            repair.pieces[-1].keys(0)[512:1024] = data[0, 0, 512:1024]
+            repair.pieces[-1].rows(0)[512:1024] = data[0, 512:1024]
             repair.commit(1024)
-        piece.check_keys(0, 0, 1024)
+        piece.check_range(0, 0, 1024)
         prefill(writer, IDS)
         entry = writer.finish()
     assert np.array_equal(read(entry), expected(IDS))
@@ -70,7 +71,7 @@ def test_a_damaged_block_of_a_parent_is_repaired_with_the_parents_own_tokens(sto
     build(store, IDS)[0].close()
     path = find(root, "kv.bin")
     build(store, child)[0].close()
-    flip(path, 600 * 16)
+    flip(path, 600 * ROW)
     assert ask(store, child) == [(512, 1024)]
     assert ask(store, IDS) == []
 
@@ -91,8 +92,8 @@ def test_a_repair_that_meets_an_earlier_bad_block_repairs_that_first(store, root
         if not resumed:
             prefill(writer, IDS)
             writer.finish().close()
-    flip(find(root, "kv.bin"), 100 * 16)
-    flip(find(root, "kv.bin"), 1100 * 16)
+    flip(find(root, "kv.bin"), 100 * ROW)
+    flip(find(root, "kv.bin"), 1100 * ROW)
     holder = (
         store.begin(KEY, SHAPE, IDS, prefill_block=BLOCK, name="doc")
         if resumed
@@ -102,15 +103,15 @@ def test_a_repair_that_meets_an_earlier_bad_block_repairs_that_first(store, root
     with holder:
         with store.repair(holder, 1024, 1536) as later:
             with pytest.raises(CorruptPageError) as caught:
-                later.pieces[-1].check_keys(0, 0, 1024)
+                later.pieces[-1].check_range(0, 0, 1024)
             with store.repair(holder, caught.value.start, caught.value.end) as earlier:
-                earlier.pieces[-1].keys(0)[0:512] = data[0, 0, 0:512]
+                earlier.pieces[-1].rows(0)[0:512] = data[0, 0:512]
                 earlier.commit(512)
-            later.pieces[-1].check_keys(0, 0, 1536)
-            later.pieces[-1].keys(0)[1024:1536] = data[0, 0, 1024:1536]
+            later.pieces[-1].check_range(0, 0, 1536)
+            later.pieces[-1].rows(0)[1024:1536] = data[0, 1024:1536]
             later.commit(1536)
         for piece in holder.pieces:
-            piece.check_keys(0, 0, 1536)
+            piece.check_range(0, 0, 1536)
         if resumed:
             prefill(holder, IDS)
             holder.finish().close()
@@ -119,18 +120,18 @@ def test_a_repair_that_meets_an_earlier_bad_block_repairs_that_first(store, root
 
 def test_verify_names_every_damaged_block_once(store, built):
     for token in (0, 1, 600, 1899):
-        flip(find(built, "kv.bin"), token * 16)
+        flip(find(built, "kv.bin"), token * ROW)
     done = []
     with store.load(store.list()[0].entry_id) as entry:
         errors = store.verify(entry, lambda *progress: done.append(progress))
         assert sorted((e.start, e.end) for e in errors) == [(0, 512), (512, 1024), (1536, 1900)]
-        assert done[-1] == (32, 32)
+        assert done[-1] == (16, 16)
         for error in errors:
             with store.repair(entry, error.start, error.end) as repair:
                 data = expected(repair.ids)
                 for layer in range(2):
                     rows = slice(error.start, error.end)
-                    repair.pieces[0].keys(layer)[rows] = data[layer, 0, rows]
+                    repair.pieces[0].rows(layer)[rows] = data[layer, rows]
                 repair.commit(error.end)
         assert store.verify(entry) == []
 
@@ -144,13 +145,13 @@ def test_a_journal_record_that_rots_costs_its_block_alone(store, built):
 
 def test_a_page_that_the_disk_cannot_read_is_named_and_computed_again(store, built, monkeypatch):
     real_read, real_write = os.pread, os.pwrite
-    bad = set(range(32_768 * 2 + 600 * 16, 32_768 * 2 + 900 * 16))  # K of layer 1
+    bad = set(range(REGION + 600 * ROW, REGION + 900 * ROW))  # layer 1
     monkeypatch.setattr(os, "pread", failing_at(bad, real_read))
     monkeypatch.setattr(os, "pwrite", writing_mends(bad, real_write))
     with store.open(KEY, IDS) as entry:
-        entry.pieces[0].check_keys(0, 0, 1900)
-        with pytest.raises(CorruptPageError, match=r"layer 1 \(K\) cannot be read") as caught:
-            entry.pieces[0].check_keys(1, 0, 1900)
+        entry.pieces[0].check_range(0, 0, 1900)
+        with pytest.raises(CorruptPageError, match="layer 1 cannot be read") as caught:
+            entry.pieces[0].check_range(1, 0, 1900)
     assert (caught.value.start, caught.value.end) == (512, 1024)
     assert ask(store) == [(512, 1024)]
     assert not bad
@@ -166,15 +167,15 @@ def writing_mends(bad, real):
     return pwrite
 
 
-@pytest.mark.parametrize("size", [0, 4096, 32_768 * 4 - 1])
+@pytest.mark.parametrize("size", [0, 4096, REGION * 2 - 1])
 def test_a_file_that_is_cut_while_it_is_open_is_an_error_before_each_use(store, built, size):
     path = find(built, "kv.bin")
     with store.open(KEY, IDS) as entry:
         read(entry)
         os.truncate(path, size)
         for check in (
-            lambda: entry.pieces[0].check_keys(0, 0, 10),
-            lambda: entry.pieces[0].check_rows(1, VALUES, np.array([1, 1899])),
+            lambda: entry.pieces[0].check_range(0, 0, 10),
+            lambda: entry.pieces[0].check_rows(1, np.array([1, 1899])),
         ):
             with pytest.raises(DamagedStoreError, match="was cut to"):
                 check()
@@ -192,17 +193,16 @@ def test_a_file_that_is_cut_while_it_is_written_is_not_committed(store, root):
 
 
 def test_pages_are_checked_ahead_and_what_is_damaged_is_left_to_its_user(store, built):
-    flip(find(built, "kv.bin"), 32_768 * 2 + 600 * 16)  # K of layer 1
+    flip(find(built, "kv.bin"), REGION + 600 * ROW)  # layer 1
     with store.open(KEY, IDS) as entry:
         entry.check_ahead()
         entry.check_ahead()
         entry._checking.join()
         verified = entry.segments[0].verified
-        assert verified[0, 0].all()
-        assert np.flatnonzero(~verified[1, 0]).tolist() == [2]
-        assert verified[:, 1].all()
-        with pytest.raises(CorruptPageError, match=r"page 2 of layer 1 \(K\)"):
-            entry.pieces[0].check_keys(1, 0, 1900)
+        assert verified[0].all()
+        assert np.flatnonzero(~verified[1]).tolist() == [2]
+        with pytest.raises(CorruptPageError, match="page 2 of layer 1 does"):
+            entry.pieces[0].check_range(1, 0, 1900)
         assert heal(store, entry) == [(512, 1024)]
 
 

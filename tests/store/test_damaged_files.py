@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from tests.store.damage import IDS, ask, find, flip
-from tests.store.synthetic import BLOCK, KEY, SHAPE, build, make_ids
+from tests.store.synthetic import BLOCK, KEY, SHAPE, build, make_ids, make_key
 from tsdoc.errors import StoreError, StoreFormatError
 from tsdoc.store import Store
 from tsdoc.store.files import write_json
+from tsdoc.store.journal import journal_header
 from tsdoc.store.key import FORMAT
 
 FILES = ["segment.json", "kv.bin", "journal.bin", "tokens.bin", "manifest.json", "model.json"]
@@ -156,7 +157,7 @@ def test_random_damage_anywhere_never_changes_what_is_read(store, built, count, 
 
 def test_a_newer_format_is_left_alone_and_said(store, built, warnings):
     path = find(built, "manifest.json")
-    text = path.read_text().replace('"format": 1', '"format": 2')
+    text = path.read_text().replace(f'"format": {FORMAT}', f'"format": {FORMAT + 1}')
     path.write_text(text)
     assert store.open(KEY, IDS) is None
     assert store.find(KEY, IDS).reused_tokens == 0
@@ -174,16 +175,53 @@ def test_a_newer_format_is_left_alone_and_said(store, built, warnings):
 def test_an_older_format_is_listed_as_stale_and_goes_first(store, built):
     build(store, make_ids(300, seed=8))[0].close()
     path = find(built, "manifest.json")
-    path.write_text(path.read_text().replace('"format": 1', '"format": 0'))
+    path.write_text(path.read_text().replace(f'"format": {FORMAT}', f'"format": {FORMAT - 1}'))
     assert "stale" in [e.status for e in store.list()]
     gone = store.prune(store.num_bytes() - 1)
     assert gone[0].status == "stale"
     ask(store)
 
 
+def test_version_1_is_never_read_and_goes_first(store, built, monkeypatch):
+    """There K and V of a layer lay apart, and its model keys name that version."""
+    (directory,) = [path for path in built.iterdir() if path.is_dir()]
+    old = directory.rename(built / make_key(layout=1).digest)
+    with monkeypatch.context() as patches:
+        patches.setattr("tsdoc.store.files.FORMAT", 1)
+        for path in old.rglob("*.json"):
+            payload = json.loads(path.read_text())
+            kind = payload["kind"]
+            own = {k: v for k, v in payload.items() if k not in ("kind", "format", "checksum")}
+            write_json(path, kind, own)
+    before = {path: path.read_bytes() for path in old.rglob("*") if path.is_file()}
+    assert store.open(KEY, IDS) is None
+    assert store.find(KEY, IDS).reused_tokens == 0
+    assert {e.status for e in store.list()} == {"stale"}
+    ask(store)
+    assert {path: path.read_bytes() for path in before} == before
+    (own,) = [e for e in store.list() if e.status != "stale"]
+    gone = store.prune(own.num_bytes)
+    assert {e.status for e in gone} == {"stale"}
+    assert not old.exists()
+    assert [e.status for e in store.list()] == ["complete"]
+    assert ask(store) == []
+
+
+def test_a_journal_of_version_1_is_not_read(store, built, monkeypatch):
+    """Its checksums are of other bytes."""
+    path = find(built, "journal.bin")
+    with monkeypatch.context() as patches:
+        patches.setattr("tsdoc.store.journal.FORMAT", 1)
+        header = journal_header(path.parent.name)
+    path.write_bytes(header + path.read_bytes()[len(header) :])
+    ask(store)
+    assert [e.status for e in store.list()] == ["complete"]
+    assert find(built, "journal.bin").parent != path.parent
+
+
 def test_an_older_manifest_is_replaced_when_its_document_returns(store, built, warnings):
     path = find(built, "manifest.json")
-    path.write_text(path.read_text().replace('"format": 1', '"format": 0'))
+    path.write_text(path.read_text().replace(f'"format": {FORMAT}', f'"format": {FORMAT - 1}'))
     ask(store)
     assert "store_format" in warnings.codes
     assert [e.status for e in store.list()] == ["complete"]

@@ -6,21 +6,20 @@ import os
 
 import numpy as np
 import pytest
-import torch
 
 from tests.store.damage import failing_at, flip
 from tests.store.synthetic import KEY, build, expected, make_ids, read
 from tsdoc.errors import CorruptPageError, DamagedStoreError, StoreError
-from tsdoc.kernels.kv import KEYS, VALUES
 from tsdoc.kernels.piece_rows import as_tensor
 from tsdoc.kernels.torch_index import make_layer_index
 from tsdoc.store import KVShape, Store
 from tsdoc.store.derive import derive, derived_bytes, has_index, is_derivable
 from tsdoc.store.segment import DERIVED_FILES
+from tsdoc.store.units import units_header
 
 SHAPE = KVShape(num_layers=2, num_kv_heads=2, head_dim=64, kv_dtype="bfloat16")
 IDS = make_ids(1900, seed=3)
-ROW = SHAPE.row_bytes  # 256: a unit is 16 tokens
+ROW = SHAPE.row_bytes  # 512: a unit is 8 tokens
 REGION = -(-1900 * ROW // 4096) * 4096
 
 
@@ -50,7 +49,7 @@ def test_they_are_found_by_the_next_process(entry):
     segment = entry.segments[0]
     assert has_index(segment)
     layer = entry.pieces[0].index(1)
-    codes = make_layer(1, segment.rows(1, KEYS)).codes
+    codes = make_layer(1, entry.pieces[0].keys(1)).codes
     assert np.array_equal(layer.codes, codes)
     assert not layer.codes.flags.writeable
     sizes = sum(path_of(entry, name).stat().st_size for name in DERIVED_FILES)
@@ -59,20 +58,19 @@ def test_they_are_found_by_the_next_process(entry):
 
 def test_a_row_is_checked_without_its_page(entry):
     piece, segment = entry.pieces[0], entry.segments[0]
-    for kind in (KEYS, VALUES):
-        piece.check_rows(1, kind, np.array([0, 17, 700, 1899]))
+    piece.check_rows(1, np.array([0, 17, 700, 1899]))
     assert not segment.verified.any()
     assert np.array_equal(read(entry, SHAPE), expected(IDS, SHAPE))
 
 
 def test_a_damaged_row_is_noticed_and_what_lies_beside_it_is_used(store, entry):
-    flip(path_of(entry, "kv.bin"), 3 * REGION + 700 * ROW + 9)  # V of layer 1, token 700
+    flip(path_of(entry, "kv.bin"), REGION + 700 * ROW + 256 + 9)  # V of layer 1, token 700
     with reopened(store) as opened:
         piece = opened.pieces[0]
-        piece.check_rows(1, VALUES, np.array([5, 687, 704]))  # of the same page, other units
-        for positions in ([700], [3, 703, 1800]):
+        piece.check_rows(1, np.array([5, 695, 704]))  # of the same page, other units
+        for positions in ([700], [3, 703, 1800], [696]):
             with pytest.raises(CorruptPageError, match="page 2 of layer 1") as caught:
-                piece.check_rows(1, VALUES, np.array(positions))
+                piece.check_rows(1, np.array(positions))
             assert (caught.value.start, caught.value.end) == (512, 1024)
 
 
@@ -84,14 +82,13 @@ def test_damaged_units_cost_time_alone(store, entry):
         flip(path, offset)
         with reopened(store) as opened:
             for layer in range(2):
-                for kind in (KEYS, VALUES):
-                    opened.pieces[0].check_rows(layer, kind, np.arange(0, 1900, 7))
+                opened.pieces[0].check_rows(layer, np.arange(0, 1900, 7))
         path.write_bytes(data)
     for size in (0, 47, 48, len(data) - 8):
         path.write_bytes(data[:size])
         with reopened(store) as opened:
-            opened.pieces[0].check_rows(0, KEYS, np.array([1, 1800]))
-            assert opened.segments[0].verified[0, KEYS, [0, 7]].all()
+            opened.pieces[0].check_rows(0, np.array([1, 1800]))
+            assert opened.segments[0].verified[0, [0, 7]].all()
             with pytest.raises(DamagedStoreError, match="missing or damaged"):
                 has_index(opened.segments[0])
 
@@ -101,7 +98,7 @@ def test_units_hide_no_damage_whatever_is_wrong_with_both_files(store, entry):
     for offset in range(48, path_of(entry, "units.bin").stat().st_size, 97):
         flip(path_of(entry, "units.bin"), offset)
     with reopened(store) as opened, pytest.raises(CorruptPageError):
-        opened.pieces[0].check_rows(0, KEYS, np.array([700]))
+        opened.pieces[0].check_rows(0, np.array([700]))
 
 
 def test_a_damaged_index_is_refused_and_no_index_is_used(store, entry):
@@ -133,6 +130,18 @@ def test_an_index_of_another_version_is_as_good_as_none(store, entry):
     assert path.read_bytes() == good
 
 
+def test_units_of_another_version_are_as_good_as_none(store, entry, monkeypatch):
+    path = path_of(entry, "units.bin")
+    data = path.read_bytes()
+    with monkeypatch.context() as patches:
+        patches.setattr("tsdoc.store.units.VERSION", 1)
+        header = units_header(entry.segments[0].info)
+    path.write_bytes(header + data[len(header) :])
+    with reopened(store) as opened:
+        assert opened.segments[0].units() is None
+        opened.pieces[0].check_rows(0, np.array([3]))
+
+
 def test_another_segments_files_are_refused(store, entry):
     other, _ = build(store, make_ids(1900, seed=4), shape=SHAPE)
     with other:
@@ -143,7 +152,7 @@ def test_another_segments_files_are_refused(store, entry):
         with pytest.raises(DamagedStoreError):
             has_index(opened.segments[0])
         assert opened.segments[0].units() is None
-        opened.pieces[0].check_rows(0, KEYS, np.arange(1900))
+        opened.pieces[0].check_rows(0, np.arange(1900))
 
 
 def test_links_are_not_followed(store, entry, tmp_path):
@@ -160,7 +169,7 @@ def test_links_are_not_followed(store, entry, tmp_path):
 def test_damage_met_while_they_are_made_is_named(store):
     built, _ = build(store, IDS, shape=SHAPE)
     built.close()
-    flip(built.segments[0].path, 2 * REGION + 600 * ROW)
+    flip(built.segments[0].path, REGION + 600 * ROW)
     with reopened(store) as opened:
         with pytest.raises(CorruptPageError):
             derive(opened.segments[0], make_layer)
@@ -172,13 +181,13 @@ def test_what_the_disk_cannot_read_any_more_is_named(store, monkeypatch):
     """Also of pages that were good when they were first used."""
     built, _ = build(store, IDS, shape=SHAPE)
     read(built, SHAPE)
-    bad = set(range(2 * REGION + 600 * ROW, 2 * REGION + 601 * ROW))  # K of layer 1
-    rows = np.empty((1900, 2, 64), np.uint16)
+    bad = set(range(REGION + 600 * ROW, REGION + 601 * ROW))  # layer 1
+    rows = np.empty((1900, 2, 2, 64), np.uint16)
     for name in ("pread", "preadv"):
         monkeypatch.setattr(os, name, failing_at(bad, getattr(os, name)))
     for use in (
         lambda: derive(built.segments[0], make_layer),
-        lambda: built.pieces[0].read(1, KEYS, 0, rows),
+        lambda: built.pieces[0].read(1, 0, rows),
     ):
         with pytest.raises(CorruptPageError, match="cannot be read") as caught:
             use()
@@ -254,10 +263,10 @@ def test_segments_that_begin_inside_a_page_have_them_too(store):
         own = opened.segments[-1]
         assert has_index(own)
         positions = np.array([1280, 1290, 1500, 1899])
-        opened.pieces[-1].check_rows(1, KEYS, positions)
+        opened.pieces[-1].check_rows(1, positions)
         assert not own.verified.any()
-        rows = torch.from_numpy(own.rows(1, KEYS)[positions - 1280].astype(np.int32))
-        assert np.array_equal(rows.numpy(), expected(IDS, SHAPE)[1, 0, positions])
+        rows = own.rows(1)[positions - 1280]
+        assert np.array_equal(rows, expected(IDS, SHAPE)[1, positions])
 
 
 def test_what_is_not_all_committed_has_none(store):
@@ -271,5 +280,5 @@ def test_stores_without_them_work(store, root):
     with Store(root).open(KEY, IDS) as opened:
         assert opened.pieces[0].index(0) is None
         assert not has_index(opened.segments[0])
-        opened.pieces[0].check_rows(0, VALUES, np.array([3, 1899]))
-        assert opened.segments[0].verified[0, VALUES].sum() == 2
+        opened.pieces[0].check_rows(0, np.array([3, 1899]))
+        assert opened.segments[0].verified[0].sum() == 2

@@ -15,8 +15,6 @@ import numpy.typing as npt
 
 KVArray = npt.NDArray[np.uint16] | npt.NDArray[np.float32]
 
-KEYS, VALUES = 0, 1
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerIndex:
@@ -36,8 +34,9 @@ class LayerIndex:
 class KVPiece(Protocol):
     """K and V of consecutive tokens [start, start + capacity) for all layers.
 
-    Keys are stored without RoPE. Arrays are numpy so that the store needs no torch: bfloat16 is
-    held as uint16 bit patterns.
+    K and V of a token lie side by side, since what attends to it reads both. Keys are stored
+    without RoPE. Arrays are numpy so that the store needs no torch: bfloat16 is held as uint16 bit
+    patterns.
     """
 
     @property
@@ -64,34 +63,39 @@ class KVPiece(Protocol):
     def unchecked(self) -> UncheckedRows | None:
         """Reads without checks; None where there is nothing to check."""
 
+    def rows(self, layer: int) -> KVArray:
+        """K and V of one layer, [capacity, 2 (K, V), num_kv_heads, head_dim].
+
+        Writable while being written.
+        """
+
     def keys(self, layer: int) -> KVArray:
-        """K of one layer, [capacity, num_kv_heads, head_dim]; writable while being written."""
+        """K of one layer, [capacity, num_kv_heads, head_dim], a view of its rows."""
 
     def values(self, layer: int) -> KVArray:
-        """V of one layer, same shape."""
+        """V of one layer, likewise."""
 
-    def read(self, layer: int, kind: int, start: int, out: KVArray) -> None:
-        """Copies K (`KEYS`) or V (`VALUES`) from position `start` on into `out`, checked.
+    def read(self, layer: int, start: int, out: KVArray) -> None:
+        """Copies rows from position `start` on into `out`, checked.
 
         Args:
             layer: Which layer.
-            kind: `KEYS` or `VALUES`.
             start: First position.
-            out: [num_tokens, num_kv_heads, head_dim], contiguous.
+            out: [num_tokens, 2, num_kv_heads, head_dim], contiguous.
 
         Raises:
             CorruptPageError: a page does not match its checksum.
         """
 
-    def write(self, layer: int, kind: int, start: int, rows: KVArray) -> None:
-        """Takes K or V from position `start` on; arguments as in `read`.
+    def write(self, layer: int, start: int, rows: KVArray) -> None:
+        """Takes rows from position `start` on; arguments as in `read`.
 
         Raises:
             TsdocError: they cannot be written.
         """
 
-    def check_keys(self, layer: int, start: int, end: int) -> None:
-        """Checks the KV pages of K that hold positions [start, end), once per process.
+    def check_range(self, layer: int, start: int, end: int) -> None:
+        """Checks the KV pages that hold positions [start, end), once per process.
 
         Pages that are being written are left out. That their memory is still there is looked at
         every time, so this comes before every use of a piece.
@@ -101,8 +105,8 @@ class KVPiece(Protocol):
             DamagedStoreError: the file behind it was cut.
         """
 
-    def check_rows(self, layer: int, kind: int, positions: npt.NDArray[np.int64]) -> None:
-        """Checks what holds `positions` (absolute, sorted) of K or V, once per process.
+    def check_rows(self, layer: int, positions: npt.NDArray[np.int64]) -> None:
+        """Checks what holds `positions` (absolute, sorted), once per process.
 
         Raises:
             CorruptPageError: a page does not match its checksum.
@@ -116,8 +120,8 @@ class KVPiece(Protocol):
 class UncheckedRows(Protocol):
     """Rows whose checksums can be compared later, by whoever finds them elsewhere sooner."""
 
-    def copy(self, layer: int, kind: int, start: int, out: KVArray) -> npt.NDArray[np.int64]:
-        """Copies K or V from position `start` on into `out`, as `KVPiece.read` does.
+    def copy(self, layer: int, start: int, out: KVArray) -> npt.NDArray[np.int64]:
+        """Copies rows from position `start` on into `out`, as `KVPiece.read` does.
 
         Returns:
             First positions of whole KV pages in `out` that were not checked: `confirm` is for them.
@@ -127,11 +131,7 @@ class UncheckedRows(Protocol):
         """
 
     def confirm(
-        self,
-        layer: int,
-        kind: int,
-        positions: npt.NDArray[np.int64],
-        digests: npt.NDArray[np.uint64],
+        self, layer: int, positions: npt.NDArray[np.int64], digests: npt.NDArray[np.uint64]
     ) -> None:
         """Compares checksums (XXH3-64 of their bytes) of the pages that begin at `positions`.
 
@@ -156,7 +156,7 @@ class KVFile:
         content: Names the K and V, like `KVPiece.content`.
         start: Position in the prompt of the first token.
         capacity: Number of tokens there is room for.
-        region_bytes: From one layer's K to its V, and from there to the next layer's K.
+        region_bytes: From one layer's rows to the next one's.
         writable: Whether the file may be written.
     """
 
@@ -173,7 +173,23 @@ class KVFile:
     writable: bool
 
 
-class DevicePiece:
+class PairedRows:
+    """K and V where rows have both; see `KVPiece`."""
+
+    def rows(self, layer: int) -> KVArray:
+        """See `KVPiece.rows`."""
+        raise NotImplementedError
+
+    def keys(self, layer: int) -> KVArray:
+        """See `KVPiece.keys`."""
+        return self.rows(layer)[:, 0]
+
+    def values(self, layer: int) -> KVArray:
+        """See `KVPiece.values`."""
+        return self.rows(layer)[:, 1]
+
+
+class DevicePiece(PairedRows):
     """K and V that only the device holds which computes them: no host memory is taken.
 
     Args:
@@ -200,33 +216,29 @@ class DevicePiece:
     def unchecked(self) -> None:
         """See `KVPiece.unchecked`."""
 
-    def keys(self, layer: int) -> KVArray:
+    def rows(self, layer: int) -> KVArray:
         """There are none here."""
-        raise RuntimeError(f"K of layer {layer} are on the device alone")
+        raise RuntimeError(f"K and V of layer {layer} are on the device alone")
 
-    def values(self, layer: int) -> KVArray:
-        """There are none here."""
-        raise RuntimeError(f"V of layer {layer} are on the device alone")
-
-    def read(self, layer: int, kind: int, start: int, out: KVArray) -> None:
+    def read(self, layer: int, start: int, out: KVArray) -> None:
         """There is nothing here."""
         raise RuntimeError(f"K and V of layer {layer} are on the device alone")
 
-    def write(self, layer: int, kind: int, start: int, rows: KVArray) -> None:
+    def write(self, layer: int, start: int, rows: KVArray) -> None:
         """There is no room here."""
         raise RuntimeError(f"K and V of layer {layer} are on the device alone")
 
-    def check_keys(self, layer: int, start: int, end: int) -> None:
+    def check_range(self, layer: int, start: int, end: int) -> None:
         """The device's memory is trusted."""
 
-    def check_rows(self, layer: int, kind: int, positions: npt.NDArray[np.int64]) -> None:
+    def check_rows(self, layer: int, positions: npt.NDArray[np.int64]) -> None:
         """The device's memory is trusted."""
 
     def index(self, layer: int) -> None:
         """The device makes its own."""
 
 
-class MemoryPiece:
+class MemoryPiece(PairedRows):
     """K and V in memory: the question and answer of one turn, or a run without a store.
 
     Args:
@@ -252,9 +264,9 @@ class MemoryPiece:
     ) -> None:
         self.start = start
         self.capacity = capacity
-        # [layer][K|V][token][kv_head][head_dim], as in a segment; untouched rows cost nothing.
+        # [layer][token][K|V][kv_head][head_dim], as in a segment; untouched rows cost nothing.
         self._data = np.zeros(
-            (num_layers, 2, capacity, num_kv_heads, head_dim), dtype=KV_DTYPES[kv_dtype]
+            (num_layers, capacity, 2, num_kv_heads, head_dim), dtype=KV_DTYPES[kv_dtype]
         )
         self._layers: tuple[LayerIndex, ...] = ()
 
@@ -272,35 +284,30 @@ class MemoryPiece:
     def unchecked(self) -> None:
         """See `KVPiece.unchecked`."""
 
-    def keys(self, layer: int) -> KVArray:
-        """See `KVPiece.keys`."""
-        rows: KVArray = self._data[layer, 0]
-        return rows
-
-    def values(self, layer: int) -> KVArray:
-        """See `KVPiece.values`."""
-        rows: KVArray = self._data[layer, 1]
+    def rows(self, layer: int) -> KVArray:
+        """See `KVPiece.rows`."""
+        rows: KVArray = self._data[layer]
         return rows
 
     def shorten(self, capacity: int) -> None:
         """Gives up the room behind the first `capacity` tokens, so that a piece can follow."""
         self.capacity = capacity
-        self._data = self._data[:, :, :capacity]
+        self._data = self._data[:, :capacity]
 
-    def read(self, layer: int, kind: int, start: int, out: KVArray) -> None:
+    def read(self, layer: int, start: int, out: KVArray) -> None:
         """See `KVPiece.read`."""
         first = start - self.start
-        np.copyto(out, self._data[layer, kind, first : first + len(out)])
+        np.copyto(out, self._data[layer, first : first + len(out)])
 
-    def write(self, layer: int, kind: int, start: int, rows: KVArray) -> None:
+    def write(self, layer: int, start: int, rows: KVArray) -> None:
         """See `KVPiece.write`."""
         first = start - self.start
-        self._data[layer, kind, first : first + len(rows)] = rows
+        self._data[layer, first : first + len(rows)] = rows
 
-    def check_keys(self, layer: int, start: int, end: int) -> None:
+    def check_range(self, layer: int, start: int, end: int) -> None:
         """Memory is trusted."""
 
-    def check_rows(self, layer: int, kind: int, positions: npt.NDArray[np.int64]) -> None:
+    def check_rows(self, layer: int, positions: npt.NDArray[np.int64]) -> None:
         """Memory is trusted."""
 
     def set_index(self, layers: Sequence[LayerIndex]) -> None:

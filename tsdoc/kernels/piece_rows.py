@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tsdoc.kernels.kv import KEYS, VALUES, KVPiece
+from tsdoc.kernels.kv import KVPiece
 
 
 class PieceRows:
@@ -28,18 +28,18 @@ class PieceRows:
     def __init__(self, pieces: Sequence[KVPiece], num_kv_heads: int) -> None:
         self.pieces = list(pieces)
         self.num_kv_heads = num_kv_heads
-        self._tensors: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+        self._tensors: dict[tuple[int, int], torch.Tensor] = {}
 
-    def of(self, piece: KVPiece, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V of a piece, [capacity, num_kv_heads, head_dim] on its own memory."""
+    def of(self, piece: KVPiece, layer: int) -> torch.Tensor:
+        """K and V of a piece, [capacity, 2, num_kv_heads, head_dim] on its own memory."""
         key = (piece.start, layer)
         if key not in self._tensors:
-            self._tensors[key] = (as_tensor(piece.keys(layer)), as_tensor(piece.values(layer)))
+            self._tensors[key] = as_tensor(piece.rows(layer))
         return self._tensors[key]
 
     def head_dim(self, layer: int) -> int:
         """Numbers per head."""
-        return self.of(self.pieces[0], layer)[KEYS].shape[-1]
+        return self.of(self.pieces[0], layer).shape[-1]
 
     def open(self, layer: int) -> None:
         """Makes the tensors of a layer, before threads use them: process-wide filters change."""
@@ -59,48 +59,61 @@ class PieceRows:
         for piece, first, last in self.covering(start, start + k.shape[0]):
             inside = slice(first - piece.start, last - piece.start)
             outside = slice(first - start, last - start)
-            piece.check_keys(layer, first, last)  # not what is written now, but that there is room
-            keys, values = self.of(piece, layer)
-            keys[inside], values[inside] = k[outside], v[outside]
+            piece.check_range(layer, first, last)  # not what is written now, but that there is room
+            rows = self.of(piece, layer)
+            rows[inside, 0], rows[inside, 1] = k[outside], v[outside]
 
     def check(self, layer: int, positions: torch.Tensor) -> None:
         """Checks K and V at `positions` [n], ascending."""
         absolute = positions.numpy()
         for piece in self.pieces:
-            piece.check_rows(layer, KEYS, absolute)
-            piece.check_rows(layer, VALUES, absolute)
+            piece.check_rows(layer, absolute)
 
     def gather(
-        self, layer: int, kind: int, positions: torch.Tensor, out: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """K or V at positions, in float32.
+        self,
+        layer: int,
+        positions: torch.Tensor,
+        out: tuple[torch.Tensor, torch.Tensor] | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V at positions, in float32.
 
         Args:
             layer: Which layer.
-            kind: `KEYS` or `VALUES`.
             positions: [num_sets, n], each row ascending; a set is for as many heads as another.
             out: Where they go; None is fresh memory.
 
         Returns:
-            [num_kv_heads, n, head_dim].
+            K and V, each [num_kv_heads, n, head_dim].
         """
-        num_sets, count = positions.shape
-        if out is None:
-            out = torch.empty(self.num_kv_heads, count, self.head_dim(layer))
-        heads_per_set = self.num_kv_heads // num_sets
+        k, v = out or (self._fresh(layer, positions), self._fresh(layer, positions))
+        self._take(layer, positions, [k, v])
+        return k, v
+
+    def gather_keys(self, layer: int, positions: torch.Tensor) -> torch.Tensor:
+        """K alone; see `gather`."""
+        k = self._fresh(layer, positions)
+        self._take(layer, positions, [k])
+        return k
+
+    def _fresh(self, layer: int, positions: torch.Tensor) -> torch.Tensor:
+        return torch.empty(self.num_kv_heads, positions.shape[1], self.head_dim(layer))
+
+    def _take(self, layer: int, positions: torch.Tensor, out: Sequence[torch.Tensor]) -> None:
+        """Fills K, or K and V; rows lie apart, so both of one are fetched at once."""
+        heads_per_set = self.num_kv_heads // positions.shape[0]
         for piece in self.pieces:
             bounds = torch.tensor([piece.start, piece.start + piece.capacity])
-            rows = self.of(piece, layer)[kind]
+            rows = self.of(piece, layer)[:, : len(out)]
             for number, row in enumerate(positions):
                 first, last = torch.searchsorted(row, bounds).tolist()
                 if first == last:
                     continue
                 where = row[first:last]
-                piece.check_rows(layer, kind, where.numpy())
+                piece.check_rows(layer, where.numpy())
                 heads = slice(number * heads_per_set, (number + 1) * heads_per_set)
-                found = rows[:, heads].index_select(0, where - piece.start)
-                out[heads, first:last].copy_(found.transpose(0, 1))
-        return out
+                found = rows[:, :, heads].index_select(0, where - piece.start)
+                for target, part in zip(out, found.unbind(1), strict=True):
+                    target[heads, first:last].copy_(part.transpose(0, 1))
 
 
 def as_tensor(array: npt.NDArray[Any]) -> torch.Tensor:

@@ -84,7 +84,7 @@ class SequenceSelector(TorchSelector):
     def score(self, layer: int, queries: torch.Tensor, start: int, end: int) -> torch.Tensor:
         """Scores of this rank's keys of [start, end) alone; all are checked by who keeps them."""
         for piece, first, last in self._rows.covering(start, end):
-            piece.check_keys(layer, first, last)
+            piece.check_range(layer, first, last)
         parts = [
             super(SequenceSelector, self).score(layer, queries, first, last).clone()
             for first, last in self._tokens.runs(start, end)

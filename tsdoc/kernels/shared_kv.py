@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 from dataclasses import replace
@@ -12,17 +13,17 @@ import numpy.typing as npt
 
 from tsdoc.errors import ResourceError
 from tsdoc.kernels.kv import (
-    KEYS,
     KV_DTYPES,
     DevicePiece,
     KVArray,
     KVFile,
     KVPiece,
     MemoryPiece,
+    PairedRows,
 )
 
 
-class FilePiece:
+class FilePiece(PairedRows):
     """See `KVPiece`: K and V in a file that another process keeps, and checks.
 
     Args:
@@ -49,38 +50,30 @@ class FilePiece:
     def unchecked(self) -> None:
         """See `KVPiece.unchecked`: what is read here is left to the process that keeps it."""
 
-    def _rows(self, layer: int, kind: int) -> KVArray:
+    def rows(self, layer: int) -> KVArray:
+        """See `KVPiece.rows`."""
         file = self.file
         dtype: Any = KV_DTYPES[file.kv_dtype]
-        count = self.capacity * file.num_kv_heads * file.head_dim
-        flat: KVArray = np.frombuffer(
-            self._map, dtype, count, (2 * layer + kind) * file.region_bytes
-        )
-        return flat.reshape(-1, file.num_kv_heads, file.head_dim)
+        row = (2, file.num_kv_heads, file.head_dim)
+        count = self.capacity * math.prod(row)
+        flat: KVArray = np.frombuffer(self._map, dtype, count, layer * file.region_bytes)
+        return flat.reshape(-1, *row)
 
-    def keys(self, layer: int) -> KVArray:
-        """See `KVPiece.keys`."""
-        return self._rows(layer, 0)
-
-    def values(self, layer: int) -> KVArray:
-        """See `KVPiece.values`."""
-        return self._rows(layer, 1)
-
-    def read(self, layer: int, kind: int, start: int, out: KVArray) -> None:
+    def read(self, layer: int, start: int, out: KVArray) -> None:
         """See `KVPiece.read`."""
         first = start - self.start
-        np.copyto(out, self._rows(layer, kind)[first : first + len(out)])
+        np.copyto(out, self.rows(layer)[first : first + len(out)])
 
-    def write(self, layer: int, kind: int, start: int, rows: KVArray) -> None:
+    def write(self, layer: int, start: int, rows: KVArray) -> None:
         """See `KVPiece.write`."""
         first = start - self.start
-        self._rows(layer, kind)[first : first + len(rows)] = rows
+        self.rows(layer)[first : first + len(rows)] = rows
 
-    def check_keys(self, layer: int, start: int, end: int) -> None:
+    def check_range(self, layer: int, start: int, end: int) -> None:
         """Left to the process that keeps them, which uses the same pages in the same step."""
 
-    def check_rows(self, layer: int, kind: int, positions: npt.NDArray[np.int64]) -> None:
-        """As `check_keys`."""
+    def check_rows(self, layer: int, positions: npt.NDArray[np.int64]) -> None:
+        """As `check_range`."""
 
     def index(self, layer: int) -> None:
         """Ranks read all keys."""
@@ -111,11 +104,11 @@ class SharedPiece(FilePiece):
         head_dim: int,
         kv_dtype: str,
     ) -> None:
-        row_bytes = num_kv_heads * head_dim * np.dtype(KV_DTYPES[kv_dtype]).itemsize
+        row_bytes = 2 * num_kv_heads * head_dim * np.dtype(KV_DTYPES[kv_dtype]).itemsize
         region = -(-capacity * row_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         try:
             self._fd = os.memfd_create("tsdoc-kv")  # gone with the last process that maps it
-            os.ftruncate(self._fd, 2 * num_layers * region)
+            os.ftruncate(self._fd, num_layers * region)
         except OSError as error:
             raise ResourceError(f"no memory to share ({error.strerror})") from error
         inode = os.fstat(self._fd).st_ino
@@ -197,7 +190,7 @@ def make_host_piece(
 
 
 def _map(file: KVFile) -> mmap.mmap:
-    num_bytes = 2 * file.num_layers * file.region_bytes
+    num_bytes = file.num_layers * file.region_bytes
     flags = os.O_RDWR if file.writable else os.O_RDONLY
     try:
         fd = os.open(file.path, flags | os.O_CLOEXEC)
@@ -212,7 +205,7 @@ def _map(file: KVFile) -> mmap.mmap:
         raise ResourceError(f"cannot be mapped ({error})", where=file.path) from error
 
 
-class HeadPiece:
+class HeadPiece(PairedRows):
     """See `KVPiece`: the KV heads of one rank, in a piece that holds those of all.
 
     Args:
@@ -259,36 +252,32 @@ class HeadPiece:
     def unchecked(self) -> None:
         """See `KVPiece.unchecked`: checksums are of all heads, and some are read."""
 
-    def keys(self, layer: int) -> KVArray:
-        """See `KVPiece.keys`."""
-        return self._whole.keys(layer)[:, self._heads]
+    def rows(self, layer: int) -> KVArray:
+        """See `KVPiece.rows`."""
+        return self._whole.rows(layer)[:, :, self._heads]
 
-    def values(self, layer: int) -> KVArray:
-        """See `KVPiece.values`."""
-        return self._whole.values(layer)[:, self._heads]
-
-    def read(self, layer: int, kind: int, start: int, out: KVArray) -> None:
+    def read(self, layer: int, start: int, out: KVArray) -> None:
         """See `KVPiece.read`; whole pages are read, since checksums are of all heads."""
-        one = self._whole.keys(layer)
+        one = self._whole.rows(layer)
         rows = np.empty((len(out), *one.shape[1:]), dtype=one.dtype)
-        self._whole.read(layer, kind, start, rows)
-        np.copyto(out, rows[:, self._heads])
+        self._whole.read(layer, start, rows)
+        np.copyto(out, rows[:, :, self._heads])
 
-    def write(self, layer: int, kind: int, start: int, rows: KVArray) -> None:
+    def write(self, layer: int, start: int, rows: KVArray) -> None:
         """See `KVPiece.write`."""
         whole = self._whole
-        whole.check_keys(layer, start, start + len(rows))  # that the room is still there
-        room = whole.keys(layer) if kind == KEYS else whole.values(layer)
+        whole.check_range(layer, start, start + len(rows))  # that the room is still there
         first = start - whole.start
-        room[first : first + len(rows), self._written] = rows[:, self._kept]
+        room = whole.rows(layer)[first : first + len(rows)]
+        room[:, :, self._written] = rows[:, :, self._kept]
 
-    def check_keys(self, layer: int, start: int, end: int) -> None:
-        """See `KVPiece.check_keys`."""
-        self._whole.check_keys(layer, start, end)
+    def check_range(self, layer: int, start: int, end: int) -> None:
+        """See `KVPiece.check_range`."""
+        self._whole.check_range(layer, start, end)
 
-    def check_rows(self, layer: int, kind: int, positions: npt.NDArray[np.int64]) -> None:
+    def check_rows(self, layer: int, positions: npt.NDArray[np.int64]) -> None:
         """See `KVPiece.check_rows`."""
-        self._whole.check_rows(layer, kind, positions)
+        self._whole.check_rows(layer, positions)
 
     def index(self, layer: int) -> None:
         """Ranks read all keys."""

@@ -15,7 +15,7 @@ import torch
 
 from tsdoc.kernels.index_use import IndexWatch
 from tsdoc.kernels.interface import DeviceCache
-from tsdoc.kernels.kv import KEYS, VALUES, KVArray, KVPiece, MemoryPiece
+from tsdoc.kernels.kv import KVArray, KVPiece, MemoryPiece
 from tsdoc.kernels.ranks import Mesh
 from tsdoc.kernels.rope import RopeTable
 from tsdoc.kernels.selection import SelectionConfig
@@ -26,7 +26,7 @@ from tsdoc.kernels.token_share import SHARE_TOKENS, TokenShare
 from tsdoc.kernels.torch_cache import Arrived
 from tsdoc.kernels.workers import Workers
 
-SENT_TOKENS = 4096  # in one message
+SENT_TOKENS = 2048  # in one message
 
 
 class SpreadBackend(ShardedBackend):
@@ -118,13 +118,13 @@ class SpreadCache(ShardedCache):
     def load(self, end: int) -> None:
         """See `DeviceCache.load`: every rank is sent all of [0, end), and keeps its heads."""
         for piece, first, last in self._parts(0, end):
-            for room, layer, kind in self._rooms(piece, first, last):
-                rows = np.empty((last - first, *self._whole(room)), dtype=room.dtype)
+            for layer, room in self._rooms(piece, first, last):
+                rows = np.empty(self._whole(room), dtype=room.dtype)
                 if self._leads:
-                    piece.read(layer, kind, first, rows)
+                    piece.read(layer, first, rows)
                 self._mesh.world.from_first(torch.from_numpy(rows.view(np.uint8)))
                 if not self._leads:
-                    np.copyto(room, rows[:, slice(*self._shard.kv)])
+                    np.copyto(room, rows[:, :, slice(*self._shard.kv)])
 
     def save(self, start: int, end: int) -> Arrived:
         """See `DeviceCache.save`: each head and token comes from the one rank that answers for it.
@@ -136,12 +136,12 @@ class SpreadCache(ShardedCache):
         held = slice(first_head - base, last_head - base)
         for piece, first, last in self._parts(start, end):
             mine = self._share.mine(torch.arange(first, last)).numpy()
-            for room, layer, kind in self._rooms(piece, first, last):
-                bits = np.zeros((last - first, *self._whole(room)), dtype=np.int32)
-                bits[mine, first_head:last_head] = _as_bits(room[mine, held])
+            for layer, room in self._rooms(piece, first, last):
+                bits = np.zeros(self._whole(room), dtype=np.int32)
+                bits[mine, :, first_head:last_head] = _as_bits(room[mine, :, held])
                 self._mesh.world.sum_at_first(torch.from_numpy(bits))
                 if self._leads:
-                    piece.write(layer, kind, first, _from_bits(bits, room.dtype))
+                    piece.write(layer, first, _from_bits(bits, room.dtype))
         return Arrived()
 
     def _parts(self, start: int, end: int) -> Iterator[tuple[KVPiece, int, int]]:
@@ -151,17 +151,15 @@ class SpreadCache(ShardedCache):
             for first in range(max(start, piece.start), stop, SENT_TOKENS):
                 yield piece, first, min(stop, first + SENT_TOKENS)
 
-    def _rooms(self, piece: KVPiece, first: int, last: int) -> Iterator[tuple[KVArray, int, int]]:
-        """K and V [last - first, heads, head_dim] of a piece, with their layer and kind."""
+    def _rooms(self, piece: KVPiece, first: int, last: int) -> Iterator[tuple[int, KVArray]]:
+        """Each layer and its rows [last - first, 2, heads, head_dim] in a piece."""
         rows = slice(first - piece.start, last - piece.start)
         for layer in range(self._num_layers):
-            for kind in (KEYS, VALUES):
-                room = piece.keys(layer) if kind == KEYS else piece.values(layer)
-                yield room[rows], layer, kind
+            yield layer, piece.rows(layer)[rows]
 
-    def _whole(self, room: KVArray) -> tuple[int, int]:
-        """KV heads of the model, and numbers per head."""
-        return self._shard.num_qo_heads // self._shard.group, room.shape[-1]
+    def _whole(self, room: KVArray) -> tuple[int, ...]:
+        """Shape of the same rows with all KV heads of the model."""
+        return len(room), 2, self._shard.num_qo_heads // self._shard.group, room.shape[-1]
 
 
 def _as_bits(rows: KVArray) -> npt.NDArray[np.int32]:

@@ -16,7 +16,7 @@ from tsdoc.kernels.attention import chunk_attention, mass_by_position
 from tsdoc.kernels.election import Election, OwnElection
 from tsdoc.kernels.index_use import IndexWatch
 from tsdoc.kernels.interface import Window
-from tsdoc.kernels.kv import KEYS, VALUES, KVPiece
+from tsdoc.kernels.kv import KVPiece
 from tsdoc.kernels.piece_rows import PieceRows
 from tsdoc.kernels.rope import RopeTable
 from tsdoc.kernels.selection import (
@@ -219,8 +219,7 @@ class TorchCache:
 
     def gather(self, layer: int, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V at `positions` [num_sets, n], ascending: each [num_kv_heads, n, head_dim]."""
-        gather = self._rows.gather
-        return gather(layer, KEYS, positions), gather(layer, VALUES, positions)
+        return self._rows.gather(layer, positions)
 
 
 def by_chunk(

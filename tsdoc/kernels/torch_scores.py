@@ -7,7 +7,6 @@ from functools import partial
 
 import torch
 
-from tsdoc.kernels.kv import KEYS
 from tsdoc.kernels.piece_rows import PieceRows
 from tsdoc.kernels.workers import Workers
 
@@ -64,7 +63,7 @@ class TorchScores:
             queries: [num_queries, num_qo_heads, head_dim].
             positions: [n].
         """
-        keys = self._rows.gather(layer, KEYS, positions.unsqueeze(0))
+        keys = self._rows.gather_keys(layer, positions.unsqueeze(0))
         return torch.bmm(self._by_kv_head(queries), keys.transpose(1, 2)).flatten(0, 1)
 
     def sum_votes(
@@ -146,8 +145,8 @@ class TorchScores:
         """
         tiles = []
         for piece, first, last in self._rows.covering(start, end):
-            piece.check_keys(layer, first, last)
-            keys, _ = self._rows.of(piece, layer)
+            piece.check_range(layer, first, last)
+            keys = self._rows.of(piece, layer)[:, 0]
             for at in range(first, last, size):
                 part = keys[at - piece.start : min(at + size, last) - piece.start]
                 tiles.append((at - start, part))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from tsdoc.kernels.attention import chunk_attention
-from tsdoc.kernels.kv import KEYS, VALUES
 from tsdoc.kernels.piece_rows import PieceRows
 from tsdoc.kernels.rope import RopeTable
 from tsdoc.kernels.selection import ChunkRange, attended_positions
@@ -45,10 +44,9 @@ class TorchWindow:
         if self._length == self._k.shape[1]:
             self._k, self._v = _with_room(self._k), _with_room(self._v)
         own = slice(self._length, self._length + 1)
-        where = torch.tensor([[position]])
-        k = self._rows.gather(self._layer, KEYS, where)
+        k, v = self._rows.gather(self._layer, torch.tensor([[position]]))
         self._rope.rotate(k, own, out=self._k[:, own])
-        self._rows.gather(self._layer, VALUES, where, out=self._v[:, own])
+        self._v[:, own] = v
         self._length += 1
         heads = self._rope.rotate(q.float().transpose(0, 1), own)
         rows = slice(0, self._length)
@@ -80,9 +78,8 @@ class TorchWindows:
         length = positions.shape[1]
         k, v = self._room(layer, length)
         plain = self._plain[:, :length]
-        self._rows.gather(layer, KEYS, positions, out=plain)
+        self._rows.gather(layer, positions, out=(plain, v[:, :length]))
         self._rope.rotate(plain, slice(0, length), out=k[:, :length])
-        self._rows.gather(layer, VALUES, positions, out=v[:, :length])
         return TorchWindow(self._rows, layer, self._rope, k, v, length)
 
     def _room(self, layer: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,13 +1,14 @@
 """Moves K and V between pieces in host memory and the pool, beside the computation.
 
 Worker threads copy through pinned buffers on streams of their own; pieces read into them and write
-from them without holding the GIL.
-On a CPU device (the kernels' interpreter) the same code copies directly.
+from them without holding the GIL. There K and V of a token lie side by side, as in a file; the
+device takes them apart, puts them together and makes checksums of their pages.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -19,15 +20,16 @@ import numpy.typing as npt
 import torch
 
 from tsdoc.kernels.host_pool import PAGE_SIZE
-from tsdoc.kernels.kv import KEYS, VALUES, KVArray, KVPiece, UncheckedRows
+from tsdoc.kernels.kv import KVArray, KVPiece, UncheckedRows
 from tsdoc.kernels.page_pool import PagePool
-from tsdoc.kernels.triton.page_digest import digests, page_sums
+from tsdoc.kernels.triton.page_digest import digest_keys, digests, page_sums
 
 NUM_WORKERS = 12
 STAGING_BYTES = 16 << 20
 NUM_BUFFERS = 2  # of a worker
 _NOWHERE = np.empty(0, dtype=np.int64)
 LOAD_TOKENS = 131_072  # become resident together; their order is that of the prompt
+TASK_TOKENS = 65_536  # of one layer, that one worker loads: enough tasks to share out evenly
 
 
 class Moving:
@@ -54,17 +56,20 @@ class Moving:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Copied:
-    """Pages of K or V that nobody has checked.
+    """Whole pages that have arrived, and which of them nobody has checked.
 
     Attributes:
         rows: Where they are from.
-        positions: Of their first tokens, sorted.
+        sums: Of all, see `page_sums`.
+        positions: Of the first tokens of those to check, sorted.
+        numbers: Which of all these are.
     """
 
     rows: UncheckedRows
     layer: int
-    kind: int
+    sums: torch.Tensor
     positions: npt.NDArray[np.int64]
+    numbers: npt.NDArray[np.int64]
 
 
 class Transfer:
@@ -86,6 +91,8 @@ class Transfer:
         self._checks_there = self._on_cuda if checks_there is None else checks_there
         self._workers = ThreadPoolExecutor(NUM_WORKERS, thread_name_prefix="tsdoc-kv")
         self._local = threading.local()
+        self._digest_keys = digest_keys(device)
+        self._digesting = threading.Lock()  # a kernel is compiled, or interpreted, by one thread
 
     def load(self, pieces: Sequence[KVPiece], end: int) -> None:
         """Makes [0, end) resident, checking every page that is read.
@@ -94,9 +101,8 @@ class Transfer:
             CorruptPageError: a page does not match its checksum; what was loaded before it stays.
         """
         pool = self._pool
-        edges = [*range(pool.resident, end, LOAD_TOKENS), end]
         parts = []
-        for first, last in itertools.pairwise(edges):
+        for first, last in _spans(pool.resident, end, LOAD_TOKENS):
             copied: list[_Copied] = []
             parts.append((last, self._begin_load(pieces, first, last, copied), copied))
         try:
@@ -117,21 +123,12 @@ class Transfer:
         """
         if not copied:
             return
-        pool = self._pool
-        sums = [
-            page_sums(
-                (pool.keys, pool.values)[part.kind][part.layer],
-                pool.page_table,
-                torch.from_numpy(part.positions // PAGE_SIZE).to(self._device, torch.int32),
-            )
-            for part in copied
-        ]
-        rows = pool.keys[0]
-        num_bytes = PAGE_SIZE * rows.shape[1] * rows.shape[2] * rows.dtype.itemsize
-        found = digests(torch.cat(sums).cpu().numpy(), num_bytes)
-        ends = np.cumsum([len(part.positions) for part in copied])
+        found = digests(
+            torch.cat([part.sums for part in copied]).cpu().numpy(), PAGE_SIZE * self._row_bytes
+        )
+        ends = np.cumsum([len(part.sums) for part in copied])
         for part, own in zip(copied, np.split(found, ends[:-1]), strict=True):
-            part.rows.confirm(part.layer, part.kind, part.positions, own)
+            part.rows.confirm(part.layer, part.positions, own[part.numbers])
 
     def save(self, pieces: Sequence[KVPiece], start: int, end: int) -> Moving:
         """Begins to copy [start, end), computed on the current stream, into pieces on the host."""
@@ -145,9 +142,8 @@ class Transfer:
             ready = event.synchronize if self._pool.on_host else event.wait
         return Moving(
             [
-                self._workers.submit(self._save_rows, pieces, layer, kind, start, end, ready)
+                self._workers.submit(self._save_rows, pieces, layer, start, end, ready)
                 for layer in range(len(self._pool.keys))
-                for kind in (KEYS, VALUES)
             ]
         )
 
@@ -156,124 +152,162 @@ class Transfer:
     ) -> Moving:
         return Moving(
             [
-                self._workers.submit(self._load_rows, pieces, layer, kind, start, end, copied)
+                self._workers.submit(self._load_rows, pieces, layer, first, last, copied)
                 for layer in range(len(self._pool.keys))
-                for kind in (KEYS, VALUES)
+                for first, last in _spans(start, end, TASK_TOKENS)
             ]
         )
 
     def _load_rows(
-        self,
-        pieces: Sequence[KVPiece],
-        layer: int,
-        kind: int,
-        start: int,
-        end: int,
-        copied: list[_Copied],
+        self, pieces: Sequence[KVPiece], layer: int, start: int, end: int, copied: list[_Copied]
     ) -> None:
-        lane = self._lane
-        there = self._checks_there and not self._pool.on_host
+        lane, pool = self._lane, self._pool
+        there = self._checks_there and not pool.on_host
         try:
             for piece, first, last in covering(pieces, start, end):
-                rows, doubtful = piece.unchecked if there else None, [_NOWHERE]
-                for begin, slots in self._steps(layer, kind, first, last):
-                    staged, host = lane.stage(slots)
-                    if rows is None:
-                        piece.read(layer, kind, begin, host)
+                unchecked = piece.unchecked if there else None
+                for begin, slots in self._steps(first, last):
+                    staged = lane.stage(slots.stop - slots.start)
+                    doubtful = _NOWHERE
+                    if unchecked is None:
+                        piece.read(layer, begin, _as_array(staged))
                     else:
-                        doubtful.append(rows.copy(layer, kind, begin, host))
-                    lane.copy(slots, staged)
-                positions = np.concatenate(doubtful)
-                if rows is not None and len(positions):
-                    copied.append(_Copied(rows=rows, layer=layer, kind=kind, positions=positions))
+                        doubtful = unchecked.copy(layer, begin, _as_array(staged))
+                    with lane.stream():
+                        rows = lane.room(staged)
+                        lane.copy(rows, staged)
+                        pool.keys[layer][slots].copy_(rows[:, 0])
+                        pool.values[layer][slots].copy_(rows[:, 1])
+                        if unchecked is not None and len(doubtful):
+                            copied.append(self._digest(unchecked, layer, begin, rows, doubtful))
         finally:
             lane.wait()
+
+    def _digest(
+        self,
+        unchecked: UncheckedRows,
+        layer: int,
+        begin: int,
+        rows: torch.Tensor,
+        doubtful: npt.NDArray[np.int64],
+    ) -> _Copied:
+        """Begins to make checksums of the whole pages in the device's `rows` from `begin` on."""
+        skipped = -begin % PAGE_SIZE
+        with self._digesting:
+            sums = page_sums(rows[skipped:], self._digest_keys)
+        numbers = (doubtful - begin) // PAGE_SIZE
+        return _Copied(rows=unchecked, layer=layer, sums=sums, positions=doubtful, numbers=numbers)
 
     def _save_rows(
         self,
         pieces: Sequence[KVPiece],
         layer: int,
-        kind: int,
         start: int,
         end: int,
         ready: Callable[[], None],
     ) -> None:
-        lane = self._lane
+        lane, pool = self._lane, self._pool
         with lane.stream():
             ready()
         for piece, first, last in covering(pieces, start, end):
             if not piece.on_host:
                 continue
-            for begin, slots in self._steps(layer, kind, first, last):
-                staged, host = lane.stage(slots)
-                lane.copy(staged, slots)
+            for begin, slots in self._steps(first, last):
+                staged = lane.stage(slots.stop - slots.start)
+                with lane.stream():
+                    rows = lane.room(staged)
+                    rows[:, 0].copy_(pool.keys[layer][slots])
+                    rows[:, 1].copy_(pool.values[layer][slots])
+                    lane.copy(staged, rows)
                 lane.wait()
-                piece.write(layer, kind, begin, host)
+                piece.write(layer, begin, _as_array(staged))
 
-    def _steps(
-        self, layer: int, kind: int, start: int, end: int
-    ) -> Iterator[tuple[int, torch.Tensor]]:
+    @property
+    def _row_bytes(self) -> int:
+        """Bytes of K and V of one token in one layer."""
+        keys = self._pool.keys[0]
+        return 2 * math.prod(keys.shape[1:]) * keys.dtype.itemsize
+
+    def _steps(self, start: int, end: int) -> Iterator[tuple[int, slice]]:
         """Splits [start, end) into what fits the staging buffer, cut between pages.
 
         Yields:
-            The first position, and its and the following slots of the pool's K or V.
+            The first position, and its and the following slots in the pool.
         """
-        pooled = (self._pool.keys, self._pool.values)[kind][layer]
-        page_bytes = PAGE_SIZE * pooled[0].numel() * pooled.dtype.itemsize
-        step = PAGE_SIZE * max(1, STAGING_BYTES // page_bytes)
+        step = PAGE_SIZE * max(1, STAGING_BYTES // (PAGE_SIZE * self._row_bytes))
         for begin, stop, slot in self._pool.runs(start, end):
             first = begin
             while first < stop:
                 last = min(first + step - first % PAGE_SIZE, stop)
-                yield first, pooled[slot + first - begin : slot + last - begin]
+                yield first, slice(slot + first - begin, slot + last - begin)
                 first = last
 
     @property
     def _lane(self) -> Lane:
         """The calling thread's."""
         if not hasattr(self._local, "lane"):
-            self._local.lane = Lane(self._device)
+            self._local.lane = Lane(self._pool, self._device)
         lane: Lane = self._local.lane
         return lane
 
 
 class Lane:
-    """One thread's stream and its pinned buffers: one is filled while the other's rows travel."""
+    """One thread's stream and its buffers.
 
-    def __init__(self, device: torch.device) -> None:
+    Of two pinned ones, one is filled while the other's rows travel. A third is on the device: there
+    K and V of a token still lie side by side.
+
+    Args:
+        pool: Whose rows travel.
+        device: The pool's.
+    """
+
+    def __init__(self, pool: PagePool, device: torch.device) -> None:
+        self._pool = pool
+        self._device = device
         self._on_cuda = device.type == "cuda"
         # torch gives streams and events no types.
         self._stream = torch.cuda.Stream(device) if self._on_cuda else None  # type: ignore[no-untyped-call]
-        self._buffers = [torch.empty(0, dtype=torch.uint8) for _ in range(NUM_BUFFERS)]
+        self._staging = [torch.empty(0, dtype=torch.uint8) for _ in range(NUM_BUFFERS)]
         self._sent: list[torch.cuda.Event | None] = [None] * NUM_BUFFERS
         self._turn = 0
+        self._there = torch.empty(0, dtype=torch.uint8)
 
-    def stage(self, slots: torch.Tensor) -> tuple[torch.Tensor, KVArray]:
-        """The next buffer in the shape of `slots`, as tensor and as array, free to be filled."""
+    def stage(self, num_tokens: int) -> torch.Tensor:
+        """The next rows [num_tokens, 2, num_kv_heads, head_dim] on the host, free to be filled."""
         self._turn = (self._turn + 1) % NUM_BUFFERS
         sent = self._sent[self._turn]
         if sent is not None:
             sent.synchronize()
-        num_bytes = slots.numel() * slots.dtype.itemsize
-        if len(self._buffers[self._turn]) < num_bytes:
+        keys = self._pool.keys[0]
+        shape = (num_tokens, 2, *keys.shape[1:])
+        num_bytes = math.prod(shape) * keys.dtype.itemsize
+        if len(self._staging[self._turn]) < num_bytes:
             size = max(STAGING_BYTES, num_bytes)
-            self._buffers[self._turn] = torch.empty(
+            self._staging[self._turn] = torch.empty(
                 size, dtype=torch.uint8, pin_memory=self._on_cuda
             )
-        staged = self._buffers[self._turn][:num_bytes]
-        tensor, array = staged.view(slots.dtype).view(slots.shape), staged.numpy()
-        if slots.dtype == torch.float32:
-            return tensor, array.view(np.float32).reshape(slots.shape)
-        return tensor, array.view(np.uint16).reshape(slots.shape)
+        return self._staging[self._turn][:num_bytes].view(keys.dtype).view(shape)
+
+    def room(self, staged: torch.Tensor) -> torch.Tensor:
+        """Where the pool takes staged rows from, or gives them to; a pool on the host, in place."""
+        if self._pool.on_host:
+            return staged
+        num_bytes = staged.numel() * staged.dtype.itemsize
+        if len(self._there) < num_bytes:
+            size = max(STAGING_BYTES, num_bytes)
+            self._there = torch.empty(size, dtype=torch.uint8, device=self._device)
+        return self._there[:num_bytes].view(staged.dtype).view(staged.shape)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Begins to copy from, or to, the buffer that was staged last."""
-        with self.stream():
-            target.copy_(source, non_blocking=self._on_cuda)
-            if self._on_cuda:
-                event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-                event.record()
-                self._sent[self._turn] = event
+        """Begins to copy between the rows that were staged last and their room."""
+        if target is source:
+            return
+        target.copy_(source, non_blocking=self._on_cuda)
+        if self._on_cuda:
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record()
+            self._sent[self._turn] = event
 
     def wait(self) -> None:
         """Returns once all copies have arrived."""
@@ -286,6 +320,19 @@ class Lane:
             return nullcontext()
         context: AbstractContextManager[object] = torch.cuda.stream(self._stream)
         return context
+
+
+def _as_array(rows: torch.Tensor) -> KVArray:
+    """The same memory as pieces have it: bfloat16 as uint16 bit patterns."""
+    bits = rows.view(torch.uint16) if rows.dtype == torch.bfloat16 else rows
+    array: KVArray = bits.numpy()
+    return array
+
+
+def _spans(start: int, end: int, size: int) -> list[tuple[int, int]]:
+    """Splits [start, end) at multiples of `size`."""
+    edges = [start, *range((start // size + 1) * size, end, size), end]
+    return list(itertools.pairwise(edges)) if start < end else []
 
 
 def covering(pieces: Sequence[KVPiece], start: int, end: int) -> list[tuple[KVPiece, int, int]]:

@@ -171,7 +171,7 @@ def prompt_key(prompt: ProfilePrompt, settings: Settings) -> ModelKey:
 def kv_bytes(prompt: ProfilePrompt, settings: Settings) -> int:
     """Bytes of K and V of the whole prompt."""
     shape = kv_shape(prompt.config, settings.engine.kv_dtype)
-    return 2 * shape.num_layers * shape.row_bytes * len(prompt.ids)
+    return shape.token_bytes * len(prompt.ids)
 
 
 def covering(selection: SelectionConfig, num_tokens: int) -> SelectionConfig:

@@ -121,8 +121,7 @@ def _copy_rows(source: KVPiece, target: KVPiece, first: int, last: int, num_laye
     begin, end = max(first, target.start), min(last, target.start + target.capacity)
     inside = slice(begin - target.start, end - target.start)
     for layer in range(num_layers):
-        target.keys(layer)[inside] = source.keys(layer)[begin:end]
-        target.values(layer)[inside] = source.values(layer)[begin:end]
+        target.rows(layer)[inside] = source.rows(layer)[begin:end]
 
 
 def _remove_stale(root: Path) -> None:

@@ -36,7 +36,7 @@ def check_kv_memory(
     """
     import psutil
 
-    needed = 2 * shape.num_layers * shape.row_bytes * (num_tokens + ROOM)
+    needed = shape.token_bytes * (num_tokens + ROOM)
     on_host, on_device = psutil.virtual_memory().available, device_bytes(device)
     if needed <= on_host * MEMORY_SHARE + on_device:
         return

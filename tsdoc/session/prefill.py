@@ -80,7 +80,7 @@ class Prefill:
     @property
     def bytes_per_token(self) -> int:
         """Bytes of K and V of one token over all layers."""
-        return 2 * self.shape.num_layers * self.shape.row_bytes
+        return self.shape.token_bytes
 
     def estimate(self, reused_tokens: int) -> Estimate:
         """What the prefill will cost where `reused_tokens` need not be computed."""

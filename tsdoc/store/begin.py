@@ -15,6 +15,7 @@ from tsdoc.home import private_dir
 from tsdoc.store.entry import Entry
 from tsdoc.store.eviction import delete, make_room, tidy
 from tsdoc.store.files import delete_dir, fsync_dir, store_error, write_json
+from tsdoc.store.journal import least_bytes
 from tsdoc.store.key import KVShape
 from tsdoc.store.locks import Lock, lock_exclusive, lock_shared
 from tsdoc.store.lookup import Lookup, Plan, Prompt
@@ -24,7 +25,7 @@ from tsdoc.store.pages import Segment
 from tsdoc.store.root import StoreRoot
 from tsdoc.store.segment import SEGMENT_FILES, SegmentFiles, SegmentInfo, load_journal
 from tsdoc.store.survey import EntryUse, is_blank, survey
-from tsdoc.store.tokens import write_tokens
+from tsdoc.store.tokens import tokens_bytes, write_tokens
 from tsdoc.store.writer import Writer
 
 OnWait = Callable[[int], None]
@@ -178,7 +179,7 @@ class Beginning:
                 with contextlib.suppress(StoreError):
                     delete(entry)
                     state = survey(self.root.key_dirs())
-        new_bytes = info.kv_bytes + 5 * info.end if info is not None else 0
+        new_bytes = _segment_bytes(info) if info is not None else 0
         target = self.budget(state.num_bytes) - new_bytes
         touched = {self.directory}
 
@@ -286,3 +287,9 @@ def _read_only(segment: Segment, writer: Writer) -> Segment:
     fresh = Segment(files, writable=False)
     fresh.verified = segment.verified
     return fresh
+
+
+def _segment_bytes(info: SegmentInfo) -> int:
+    """What a segment's files will take, but for a kilobyte or two."""
+    small = tokens_bytes(info.end, info.chunk_size)
+    return info.kv_bytes + small + least_bytes(info.start, info.end, info.shape.num_layers)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tsdoc.errors import DamagedStoreError
-from tsdoc.kernels.kv import KEYS, VALUES, KVArray, LayerIndex
+from tsdoc.kernels.kv import KVArray, LayerIndex
 from tsdoc.store.files import store_error
 from tsdoc.store.index_file import INDEX_FILE, IndexLayout, write_index
 from tsdoc.store.pages import Segment
@@ -26,7 +26,7 @@ def derived_bytes(segment: Segment) -> int:
     """Bytes that both files take."""
     info = segment.info
     num_pages = segment.num_pages
-    units = 16 * info.shape.num_layers * num_pages * (segment.units_per_page + 1)
+    units = 8 * info.shape.num_layers * num_pages * (segment.units_per_page + 1)
     return IndexLayout(info=info).num_bytes + units
 
 
@@ -44,21 +44,20 @@ def derive(segment: Segment, make_layer: MakeLayer) -> None:
     tables = bytearray(units_header(info))
 
     def make(layer: int) -> LayerIndex:
-        for kind in (KEYS, VALUES):
-            tables.extend(_unit_table(segment, layer, kind))
-        return make_layer(layer, segment.rows(layer, KEYS))
+        tables.extend(_unit_table(segment, layer))
+        return make_layer(layer, segment.rows(layer)[:, 0])
 
     _replace(segment.directory / INDEX_FILE, lambda fd: write_index(fd, info, make))
     _replace(segment.directory / UNITS_FILE, lambda fd: write_all(fd, memoryview(tables)))
     segment.use_derived()
 
 
-def _unit_table(segment: Segment, layer: int, kind: int) -> bytes:
+def _unit_table(segment: Segment, layer: int) -> bytes:
     parts = []
     for page in range(segment.num_pages):
-        data, (first, _) = segment.checked_page(layer, kind, page), segment.bounds(page)
+        data, (first, _) = segment.checked_page(layer, page), segment.bounds(page)
         digests = hash_units(memoryview(data), first, segment.info)
-        seal = seal_page(digests, int(segment.journal.checksums[layer, kind, page]))
+        seal = seal_page(digests, int(segment.journal.checksums[layer, page]))
         parts.append(digests.tobytes() + seal.to_bytes(8, "little"))
     return b"".join(parts)
 

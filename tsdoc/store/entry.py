@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tsdoc.errors import StoreError
-from tsdoc.kernels.kv import KEYS, VALUES, KVPiece
+from tsdoc.kernels.kv import KVPiece
 from tsdoc.page_tables import populate
 from tsdoc.store.key import PAGE_SIZE, Ids
 from tsdoc.store.locks import Lock
@@ -24,13 +24,12 @@ from tsdoc.store.piece import SegmentPiece
 from tsdoc.store.votes_file import SHARES_FILE, VOTES_FILE, Votes, read_votes, write_votes
 
 CHECK_BYTES = 16 << 20  # read at a time when checking ahead
-MOST_VALUES = 262_144  # tokens of an entry of which a question needs most pages of V as well
 
 
 class Entry:
     """K and V of a whole prompt, read-only and memory-mapped.
 
-    Pages are checked when `check_keys` and `check_rows` of a piece first meet them. While the
+    Pages are checked when `check_range` and `check_rows` of a piece first meet them. While the
     entry is open nobody's eviction touches it; `close` (or leaving a `with` block) ends that.
 
     Attributes:
@@ -114,30 +113,28 @@ class Entry:
             write_votes(self._directory / SHARES_FILE, self.entry_id, asked, rows)
 
     def check_ahead(self) -> None:
-        """Begins to read and check in the background what every question needs.
+        """Begins to read and check all K and V in the background, and to fill page tables.
 
-        That is all K; and V, up to the length where the selected tokens lie on most of its pages.
-        What is damaged is left to those who use it. Page tables are filled as well.
+        What is damaged is left to those who use it.
         """
         if self._checking is None:
             self._checking = threading.Thread(target=self._check, name="tsdoc-check", daemon=True)
             self._checking.start()
 
     def _check(self) -> None:
-        kinds = (KEYS, VALUES) if self.num_tokens <= MOST_VALUES else (KEYS,)
         shape = self.segments[0].info.shape
         # In large parts, since whoever asks for the interpreter's lock often waits for it often.
         num_rows = -(-CHECK_BYTES // (shape.row_bytes * PAGE_SIZE)) * PAGE_SIZE
-        rows = np.empty((num_rows, shape.num_kv_heads, shape.head_dim), shape.dtype)
-        for kind, layer, piece in itertools.product(kinds, range(shape.num_layers), self._pieces):
+        rows = np.empty((num_rows, 2, shape.num_kv_heads, shape.head_dim), shape.dtype)
+        for layer, piece in itertools.product(range(shape.num_layers), self._pieces):
             end = piece.start + piece.capacity
-            kept = piece.values(layer) if kind == VALUES else piece.keys(layer)
+            kept = piece.rows(layer)
             populate([(kept.ctypes.data, kept.nbytes)])
             for first in range(piece.start, end, num_rows):
                 if self._closing.is_set():
                     return
                 with contextlib.suppress(StoreError):
-                    piece.read(layer, kind, first, rows[: end - first])
+                    piece.read(layer, first, rows[: end - first])
 
     def close(self) -> None:
         """Ends the protection from eviction; arrays that are still held stay readable."""

@@ -50,16 +50,16 @@ def journal_header(segment_id: str) -> bytes:
 def journal_record(segment_id: str, start: int, end: int, checksums: Words) -> bytes:
     """Returns the record that commits [start, end).
 
-    `checksums` are the XXH3-64 of every page, [num_layers, 2 (K, V), pages of the block].
+    `checksums` are the XXH3-64 of every page, [num_layers, pages of the block].
     """
-    num_layers, _, num_pages = checksums.shape
+    num_layers, num_pages = checksums.shape
     words = [_RECORD_MAGIC, start, end, num_layers, num_pages]
     return _sealed(words, np.ascontiguousarray(checksums, dtype="<u8"), segment_id)
 
 
 def least_bytes(start: int, end: int, num_layers: int) -> int:
     """Size of the shortest journal in which [start, end) is committed: as one block."""
-    return HEADER_BYTES + 8 * (_FIXED_WORDS + 2 * num_layers * page_count(start, end))
+    return HEADER_BYTES + 8 * (_FIXED_WORDS + num_layers * page_count(start, end))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class Journal:
     """What a segment's journal says, per page of the segment [start, end).
 
     Attributes:
-        checksums: [num_layers, 2 (K, V), num_pages].
+        checksums: [num_layers, num_pages].
         block_start: First position of the block that committed a page, [num_pages].
         block_end: One past its last; 0 where no valid record covers the page.
         valid_bytes: Where the last whole record ends; what follows is torn.
@@ -96,7 +96,7 @@ class Journal:
     def record(self, start: int, end: int, checksums: Words) -> None:
         """Notes a committed block; it replaces what was known of its pages."""
         pages = self.pages(start, end)
-        self.checksums[:, :, pages] = checksums
+        self.checksums[:, pages] = checksums
         self.block_start[pages] = start
         self.block_end[pages] = end
 
@@ -118,7 +118,7 @@ def empty_journal(start: int, end: int, num_layers: int) -> Journal:
     return Journal(
         start=start,
         end=end,
-        checksums=np.zeros((num_layers, 2, num_pages), dtype=np.uint64),
+        checksums=np.zeros((num_layers, num_pages), dtype=np.uint64),
         block_start=np.zeros(num_pages, dtype=np.int64),
         block_end=np.zeros(num_pages, dtype=np.int64),
         valid_bytes=HEADER_BYTES,
@@ -157,11 +157,11 @@ def _take_record(journal: Journal, words: Words, segment_id: str, num_layers: in
         return 0
     if (start != journal.start and start % PAGE_SIZE) or (end != journal.end and end % PAGE_SIZE):
         return 0
-    length = _FIXED_WORDS + 2 * layers * num_pages
+    length = _FIXED_WORDS + layers * num_pages
     if num_pages != page_count(start, end) or length > len(words):
         return 0
     body = words[: length - 1]
     if xxhash.xxh3_64_intdigest(body.data, seed=int(segment_id[:16], 16)) != int(words[length - 1]):
         return 0
-    journal.record(start, end, body[5:].reshape(layers, 2, num_pages))
+    journal.record(start, end, body[5:].reshape(layers, num_pages))
     return length

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-FORMAT = 1
+FORMAT = 2
 """Version of everything in FORMAT.md; part of every model key."""
 
 PAGE_SIZE = 256
@@ -64,7 +64,7 @@ class ModelKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVShape:
-    """Shape and type of K (and of V) per token."""
+    """Shape and type of K, and of V, per token."""
 
     num_layers: int
     num_kv_heads: int
@@ -85,8 +85,13 @@ class KVShape:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of K (or of V) of one token in one layer."""
-        return self.num_kv_heads * self.head_dim * self.dtype.itemsize
+        """Bytes of K and V of one token in one layer."""
+        return 2 * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of K and V of one token in all layers."""
+        return self.num_layers * self.row_bytes
 
 
 def as_ids(ids: npt.ArrayLike) -> Ids:

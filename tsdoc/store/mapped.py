@@ -9,6 +9,7 @@ use, and a disk that fails on a page which was checked and then dropped from the
 from __future__ import annotations
 
 import itertools
+import math
 import mmap
 import os
 from pathlib import Path
@@ -16,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from tsdoc.errors import DamagedStoreError
-from tsdoc.kernels.kv import KEYS, VALUES, KVArray
+from tsdoc.kernels.kv import KVArray
 from tsdoc.store.files import open_file, store_error
 from tsdoc.store.journal import first_page
 from tsdoc.store.key import PAGE_SIZE
@@ -53,23 +54,23 @@ class MappedSegment:
 
     @property
     def num_pages(self) -> int:
-        """KV pages of one layer's K or V."""
+        """KV pages of one layer."""
         return len(self.journal.block_end)
 
     def _cut(self) -> list[KVArray]:
         info, shape = self.info, self.info.shape
-        count = (info.end - info.start) * shape.num_kv_heads * shape.head_dim
-        rows = (-1, shape.num_kv_heads, shape.head_dim)
-        size = info.region_bytes
+        rows = (info.end - info.start, 2, shape.num_kv_heads, shape.head_dim)
         regions: list[KVArray] = []
-        for at in range(2 * shape.num_layers):
-            flat: KVArray = np.frombuffer(self._map, shape.dtype, count, at * size)
+        for layer in range(shape.num_layers):
+            flat: KVArray = np.frombuffer(
+                self._map, shape.dtype, math.prod(rows), layer * info.region_bytes
+            )
             regions.append(flat.reshape(rows))
         return regions
 
-    def rows(self, layer: int, kind: int) -> KVArray:
-        """K (`KEYS`) or V (`VALUES`) of a layer, [capacity, num_kv_heads, head_dim]."""
-        return self._regions[2 * layer + kind]
+    def rows(self, layer: int) -> KVArray:
+        """K and V of a layer, [capacity, 2 (K, V), num_kv_heads, head_dim]."""
+        return self._regions[layer]
 
     @property
     def inode(self) -> int:
@@ -111,20 +112,20 @@ class MappedSegment:
         first = (first_page(self.info.start) + page) * PAGE_SIZE
         return max(first, self.info.start), min(first + PAGE_SIZE, self.info.end)
 
-    def read_page(self, layer: int, kind: int, page: int) -> bytes:
+    def read_page(self, layer: int, page: int) -> bytes:
         """The bytes of a page as it is now.
 
         Raises:
             DamagedStoreError: the file was cut.
             OSError: it cannot be read.
         """
-        offset, size = self.info.place(layer, kind, *self.bounds(page))
+        offset, size = self.info.place(layer, *self.bounds(page))
         data = os.pread(self._fd, size, offset)
         if len(data) < size:
             self.check_size()
         return data
 
-    def fill(self, layer: int, kind: int, start: int, out: KVArray) -> None:
+    def fill(self, layer: int, start: int, out: KVArray) -> None:
         """Copies rows from position `start` on into `out`, as they are now.
 
         Raises:
@@ -132,7 +133,7 @@ class MappedSegment:
             OSError: they cannot be read.
         """
         view = out.data.cast("B")
-        offset, _ = self.info.place(layer, kind, start, start)
+        offset, _ = self.info.place(layer, start, start)
         while view:
             count = os.preadv(self._fd, [view], offset)
             if count == 0:
@@ -140,7 +141,7 @@ class MappedSegment:
                 raise DamagedStoreError("ends too early", where=str(self.path))
             view, offset = view[count:], offset + count
 
-    def put(self, layer: int, kind: int, start: int, rows: KVArray) -> None:
+    def put(self, layer: int, start: int, rows: KVArray) -> None:
         """Writes rows from position `start` on.
 
         Raises:
@@ -148,7 +149,7 @@ class MappedSegment:
             StoreError: they cannot be written.
         """
         view = rows.data.cast("B")
-        offset, _ = self.info.place(layer, kind, start, start)
+        offset, _ = self.info.place(layer, start, start)
         try:
             while view:
                 count = os.pwrite(self._fd, view, offset)
@@ -163,10 +164,10 @@ class MappedSegment:
             OSError: nor can it be written.
         """
         pages = self.journal.pages(start, end)
-        for layer, kind, page in itertools.product(
-            range(self.info.shape.num_layers), (KEYS, VALUES), range(pages.start, pages.stop)
+        for layer, page in itertools.product(
+            range(self.info.shape.num_layers), range(pages.start, pages.stop)
         ):
-            offset, size = self.info.place(layer, kind, *self.bounds(page))
+            offset, size = self.info.place(layer, *self.bounds(page))
             try:
                 os.pread(self._fd, size, offset)
             except OSError:

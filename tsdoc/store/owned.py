@@ -88,7 +88,7 @@ class OwnSegment:
             raise store_error(error, segment.directory, "saving KV pages") from error
         journal.valid_bytes += len(record)
         journal.record(start, end, checksums)
-        segment.verified[:, :, pages] = True
+        segment.verified[:, pages] = True
 
     def close(self) -> None:
         """Gives the lock back; arrays that are still held stay valid, but must not be written."""
@@ -99,11 +99,10 @@ class OwnSegment:
 
 
 def _hash_pages(segment: Segment, pages: slice) -> npt.NDArray[np.uint64]:
-    """Checksums [num_layers, 2, num_pages] of pages that were written."""
+    """Checksums [num_layers, num_pages] of pages that were written."""
 
-    def hash_layer(layer: int) -> list[list[int]]:
-        numbers = range(pages.start, pages.stop)
-        return [[segment.checksum(layer, kind, page) for page in numbers] for kind in (0, 1)]
+    def hash_layer(layer: int) -> list[int]:
+        return [segment.checksum(layer, page) for page in range(pages.start, pages.stop)]
 
     # Reading and hashing release the GIL.
     with ThreadPoolExecutor(HASH_THREADS, thread_name_prefix="tsdoc-hash") as threads:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import xxhash
 
 from tsdoc.errors import CorruptPageError, DamagedStoreError
-from tsdoc.kernels.kv import KEYS, VALUES, KVArray, LayerIndex
+from tsdoc.kernels.kv import KVArray, LayerIndex
 from tsdoc.store.files import store_error
 from tsdoc.store.index_file import read_index
 from tsdoc.store.journal import first_page
@@ -31,7 +31,7 @@ class Segment(MappedSegment):
 
     Attributes:
         writing: Positions [first, last) that this process is writing and that are not checked.
-        verified: Whether a page was checked, [num_layers, K or V, num_pages].
+        verified: Whether a page was checked, [num_layers, num_pages].
 
     Raises:
         DamagedStoreError: kv.bin cannot be mapped.
@@ -40,11 +40,11 @@ class Segment(MappedSegment):
     def __init__(self, files: SegmentFiles, *, writable: bool) -> None:
         super().__init__(files, writable=writable)
         self.writing = (files.info.end, files.info.end)
-        self.verified = np.zeros((files.info.shape.num_layers, 2, self.num_pages), dtype=np.bool_)
+        self.verified = np.zeros((files.info.shape.num_layers, self.num_pages), dtype=np.bool_)
         self._lock = threading.RLock()
         self._index: list[tuple[LayerIndex, ...] | None] = []  # one, once it was looked for
         self._units: list[UnitChecks | None] = []
-        self._fresh: dict[tuple[int, int, int], int] = {}  # checksums of what `write` wrote
+        self._fresh: dict[tuple[int, int], int] = {}  # checksums of what `write` wrote
 
     @property
     def units_per_page(self) -> int:
@@ -79,62 +79,58 @@ class Segment(MappedSegment):
                 self._units = [units]
             return self._units[0]
 
-    def check_rows(self, layer: int, kind: int, positions: npt.NDArray[np.int64]) -> None:
+    def check_rows(self, layer: int, positions: npt.NDArray[np.int64]) -> None:
         """Checks what holds `positions` (sorted, of this segment): units, else whole pages.
 
         Raises:
             CorruptPageError: a page is not what was committed, or was never committed.
         """
         first = first_page(self.info.start)
-        rest = positions[~self.verified[layer, kind, positions // PAGE_SIZE - first]]
+        rest = positions[~self.verified[layer, positions // PAGE_SIZE - first]]
         if not len(rest):
             return
         with self._lock:
             units = self.units()
             if units is not None:
-                pages = units.doubtful_pages(layer, kind, rest)
+                pages = units.doubtful_pages(layer, rest)
             else:
                 pages = np.unique(rest // PAGE_SIZE) - first
-            self.check(layer, kind, self.without_written(pages))
+            self.check(layer, self.without_written(pages))
 
-    def read(self, layer: int, kind: int, start: int, out: KVArray) -> None:
+    def read(self, layer: int, start: int, out: KVArray) -> None:
         """Copies rows from position `start` on into `out`; see `KVPiece.read`.
 
         Checksums are taken of the copy, so what is used is what was checked.
         """
-        positions = self.copy(layer, kind, start, out)
-        self._check_copy(layer, kind, self._number(positions), start, out)
+        positions = self.copy(layer, start, out)
+        self._check_copy(layer, self._number(positions), start, out)
 
-    def copy(self, layer: int, kind: int, start: int, out: KVArray) -> npt.NDArray[np.int64]:
+    def copy(self, layer: int, start: int, out: KVArray) -> npt.NDArray[np.int64]:
         """See `UncheckedRows.copy`."""
         pages = self.is_checkable(start, start + len(out))
         try:
-            self.fill(layer, kind, start, out)
+            self.fill(layer, start, out)
         except OSError as error:
             for page in pages.tolist():
-                self.checked_page(layer, kind, page)  # names the one that cannot be read
+                self.checked_page(layer, page)  # names the one that cannot be read
             raise store_error(error, self.path, "reading KV pages") from error
-        pages = pages[~self.verified[layer, kind, pages]]
+        pages = pages[~self.verified[layer, pages]]
         positions = self._positions(pages)
         whole = (positions >= start) & (positions + PAGE_SIZE <= start + len(out))
-        self._check_copy(layer, kind, pages[~whole], start, out)
+        self._check_copy(layer, pages[~whole], start, out)
         return self._positions(pages[whole])
 
     def confirm(
-        self,
-        layer: int,
-        kind: int,
-        positions: npt.NDArray[np.int64],
-        digests: npt.NDArray[np.uint64],
+        self, layer: int, positions: npt.NDArray[np.int64], digests: npt.NDArray[np.uint64]
     ) -> None:
         """See `UncheckedRows.confirm`."""
         pages = self._number(positions)
-        good = digests == self.journal.checksums[layer, kind, pages]
+        good = digests == self.journal.checksums[layer, pages]
         good &= self.journal.block_end[pages] != 0
-        self.verified[layer, kind, pages[good]] = True
+        self.verified[layer, pages[good]] = True
         for page in pages[~good].tolist():
-            self.checked_page(layer, kind, page)  # says more, where the file is at fault
-            self._fail(layer, kind, page, MISMATCH)
+            self.checked_page(layer, page)  # says more, where the file is at fault
+            self._fail(layer, page, MISMATCH)
 
     def _number(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Numbers, within the segment, of the pages that hold `positions`."""
@@ -146,12 +142,12 @@ class Segment(MappedSegment):
         return positions
 
     def _check_copy(
-        self, layer: int, kind: int, pages: npt.NDArray[np.int64], start: int, rows: KVArray
+        self, layer: int, pages: npt.NDArray[np.int64], start: int, rows: KVArray
     ) -> None:
         """Checks pages against a copy of the rows from `start` on; the file where they are cut."""
         whole, digests = self._digests(pages, start, rows)
-        self.confirm(layer, kind, self._positions(whole), digests)
-        self.check(layer, kind, pages)
+        self.confirm(layer, self._positions(whole), digests)
+        self.check(layer, pages)
 
     def _digests(
         self, pages: npt.NDArray[np.int64], start: int, rows: KVArray
@@ -167,7 +163,7 @@ class Segment(MappedSegment):
                 whole.append(page)
         return np.array(whole, dtype=np.int64), np.array(digests, dtype=np.uint64)
 
-    def write(self, layer: int, kind: int, start: int, rows: KVArray) -> None:
+    def write(self, layer: int, start: int, rows: KVArray) -> None:
         """Writes rows from position `start` on; see `KVPiece.write`.
 
         Checksums are taken on the way, so that a commit has little left to do but to wait.
@@ -175,74 +171,69 @@ class Segment(MappedSegment):
         pages = self.journal.pages(start, start + len(rows))
         whole, digests = self._digests(np.arange(pages.start, pages.stop), start, rows)
         for page in range(pages.start, pages.stop):
-            self._fresh.pop((layer, kind, page), None)
-        self.put(layer, kind, start, rows)
+            self._fresh.pop((layer, page), None)
+        self.put(layer, start, rows)
         for page, digest in zip(whole.tolist(), digests.tolist(), strict=True):
-            self._fresh[layer, kind, page] = digest
+            self._fresh[layer, page] = digest
 
-    def checksum(self, layer: int, kind: int, page: int) -> int:
+    def checksum(self, layer: int, page: int) -> int:
         """Returns the checksum of a page that is about to be committed.
 
         Raises:
             OSError: it cannot be read.
         """
-        digest = self._fresh.pop((layer, kind, page), None)
+        digest = self._fresh.pop((layer, page), None)
         if digest is None:
-            digest = int(xxhash.xxh3_64_intdigest(self.read_page(layer, kind, page)))
+            digest = int(xxhash.xxh3_64_intdigest(self.read_page(layer, page)))
         return digest
 
-    def check(self, layer: int, kind: int, pages: npt.NDArray[np.int64]) -> None:
+    def check(self, layer: int, pages: npt.NDArray[np.int64]) -> None:
         """Checks pages (numbers within the segment) that were not checked before.
 
         Raises:
             CorruptPageError: a page is not what was committed, or was never committed.
         """
-        for page in pages[~self.verified[layer, kind, pages]].tolist():
-            self.checked_page(layer, kind, page)
+        for page in pages[~self.verified[layer, pages]].tolist():
+            self.checked_page(layer, page)
 
-    def checked_page(self, layer: int, kind: int, page: int) -> bytes:
+    def checked_page(self, layer: int, page: int) -> bytes:
         """The bytes of a page, read and checked now.
 
         Raises:
             CorruptPageError: it is not what was committed, or was never committed.
         """
         if not self.journal.block_end[page]:
-            self._fail(layer, kind, page, NO_CHECKSUM)
+            self._fail(layer, page, NO_CHECKSUM)
         try:
-            data = self.read_page(layer, kind, page)
+            data = self.read_page(layer, page)
         except OSError as error:
-            self._fail(layer, kind, page, f"cannot be read ({error.strerror})")
-        if xxhash.xxh3_64_intdigest(data) != int(self.journal.checksums[layer, kind, page]):
-            self._fail(layer, kind, page, MISMATCH)
-        self.verified[layer, kind, page] = True
+            self._fail(layer, page, f"cannot be read ({error.strerror})")
+        if xxhash.xxh3_64_intdigest(data) != int(self.journal.checksums[layer, page]):
+            self._fail(layer, page, MISMATCH)
+        self.verified[layer, page] = True
         return data
 
-    def _fail(self, layer: int, kind: int, page: int, what: str) -> NoReturn:
-        self.verified[layer, kind, page] = False
+    def _fail(self, layer: int, page: int, what: str) -> NoReturn:
+        self.verified[layer, page] = False
         start, end = self.journal.block_of(page)
-        name = "V" if kind == VALUES else "K"
         number = first_page(self.info.start) + page
         raise CorruptPageError(
-            f"KV page {number} of layer {layer} ({name}) {what}",
+            f"KV page {number} of layer {layer} {what}",
             where=str(self.path),
             start=start,
             end=end,
         )
 
     def verify(self) -> Iterator[CorruptPageError | None]:
-        """Checks every page again; yields every error, and None after each layer's K and V."""
+        """Checks every page again; yields every error, and None after each layer."""
         for layer in range(self.info.shape.num_layers):
-            for kind in (KEYS, VALUES):
-                self.verified[layer, kind] = False
-                yield from self._verify_region(layer, kind)
-
-    def _verify_region(self, layer: int, kind: int) -> Iterator[CorruptPageError | None]:
-        for page in range(self.num_pages):
-            try:
-                self.check(layer, kind, np.array([page]))
-            except CorruptPageError as error:
-                yield error
-        yield None
+            self.verified[layer] = False
+            for page in range(self.num_pages):
+                try:
+                    self.check(layer, np.array([page]))
+                except CorruptPageError as error:
+                    yield error
+            yield None
 
     def is_checkable(self, first: int, last: int) -> npt.NDArray[np.int64]:
         """Numbers of the pages that hold [first, last), without those being written now."""
@@ -263,5 +254,5 @@ class Segment(MappedSegment):
         pages = self.journal.pages(start, end)
         for name in ("block_start", "block_end"):
             getattr(self.journal, name)[pages] = getattr(other.journal, name)[pages]
-        self.journal.checksums[:, :, pages] = other.journal.checksums[:, :, pages]
-        self.verified[:, :, pages] = other.verified[:, :, pages]
+        self.journal.checksums[:, pages] = other.journal.checksums[:, pages]
+        self.verified[:, pages] = other.verified[:, pages]

@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tsdoc.errors import DamagedStoreError
-from tsdoc.kernels.kv import KEYS, VALUES, KVArray, KVFile, LayerIndex, UncheckedRows
+from tsdoc.kernels.kv import KVArray, KVFile, LayerIndex, PairedRows, UncheckedRows
 from tsdoc.store.pages import Segment
 
 
-class SegmentPiece:
+class SegmentPiece(PairedRows):
     """Positions [start, end) of a segment as a `KVPiece`."""
 
     on_host = True
@@ -42,7 +42,7 @@ class SegmentPiece:
             head_dim=shape.head_dim,
             kv_dtype=shape.kv_dtype,
             region_bytes=segment.info.region_bytes,
-            writable=bool(segment.rows(0, KEYS).flags.writeable),
+            writable=bool(segment.rows(0).flags.writeable),
         )
 
     @property
@@ -50,38 +50,34 @@ class SegmentPiece:
         """See `KVPiece.unchecked`."""
         return self.segment
 
-    def keys(self, layer: int) -> KVArray:
-        """See `KVPiece.keys`."""
-        return self.segment.rows(layer, KEYS)[: self.capacity]
+    def rows(self, layer: int) -> KVArray:
+        """See `KVPiece.rows`."""
+        return self.segment.rows(layer)[: self.capacity]
 
-    def values(self, layer: int) -> KVArray:
-        """See `KVPiece.values`."""
-        return self.segment.rows(layer, VALUES)[: self.capacity]
-
-    def read(self, layer: int, kind: int, start: int, out: KVArray) -> None:
+    def read(self, layer: int, start: int, out: KVArray) -> None:
         """See `KVPiece.read`."""
-        self.segment.read(layer, kind, start, out)
+        self.segment.read(layer, start, out)
 
-    def write(self, layer: int, kind: int, start: int, rows: KVArray) -> None:
+    def write(self, layer: int, start: int, rows: KVArray) -> None:
         """See `KVPiece.write`."""
-        self.segment.write(layer, kind, start, rows)
+        self.segment.write(layer, start, rows)
 
-    def check_keys(self, layer: int, start: int, end: int) -> None:
-        """See `KVPiece.check_keys`."""
+    def check_range(self, layer: int, start: int, end: int) -> None:
+        """See `KVPiece.check_range`."""
         start, end = max(start, self.start), min(end, self.start + self.capacity)
         if start < end:
             segment = self.segment
             segment.check_size()
             pages = segment.journal.pages(start, end)
-            if not segment.verified[layer, KEYS, pages].all():
-                segment.check(layer, KEYS, segment.is_checkable(start, end))
+            if not segment.verified[layer, pages].all():
+                segment.check(layer, segment.is_checkable(start, end))
 
-    def check_rows(self, layer: int, kind: int, positions: npt.NDArray[np.int64]) -> None:
+    def check_rows(self, layer: int, positions: npt.NDArray[np.int64]) -> None:
         """See `KVPiece.check_rows`."""
         first, last = np.searchsorted(positions, [self.start, self.start + self.capacity])
         if first < last:
             self.segment.check_size()
-            self.segment.check_rows(layer, kind, positions[first:last])
+            self.segment.check_rows(layer, positions[first:last])
 
     def index(self, layer: int) -> LayerIndex | None:
         """See `KVPiece.index`: one that is damaged is as good as none here."""

@@ -87,8 +87,7 @@ class Repair:
         pages = np.arange(numbers.start, numbers.stop)
         try:
             for layer in range(segment.info.shape.num_layers):
-                for kind in (0, 1):
-                    segment.check(layer, kind, pages)
+                segment.check(layer, pages)
         except CorruptPageError:
             return False
         return True

@@ -60,20 +60,20 @@ class SegmentInfo:
 
     @property
     def region_bytes(self) -> int:
-        """Bytes of one layer's K (or V), rounded up so that the next region is page-aligned."""
+        """Bytes of one layer's rows, rounded up so that the next region is page-aligned."""
         data = (self.end - self.start) * self.shape.row_bytes
         return -(-data // ALIGNMENT) * ALIGNMENT
 
     @property
     def kv_bytes(self) -> int:
         """Exact size of kv.bin."""
-        return 2 * self.shape.num_layers * self.region_bytes
+        return self.shape.num_layers * self.region_bytes
 
-    def place(self, layer: int, kind: int, first: int, last: int) -> tuple[int, int]:
-        """Offset and size, in bytes, of the K or V of positions [first, last) in kv.bin."""
-        region = (2 * layer + kind) * self.region_bytes
+    def place(self, layer: int, first: int, last: int) -> tuple[int, int]:
+        """Offset and size, in bytes, of the rows of positions [first, last) in kv.bin."""
         row_bytes = self.shape.row_bytes
-        return region + (first - self.start) * row_bytes, (last - first) * row_bytes
+        offset = layer * self.region_bytes + (first - self.start) * row_bytes
+        return offset, (last - first) * row_bytes
 
     def to_json(self) -> dict[str, Any]:
         """Returns the payload of segment.json."""
@@ -189,7 +189,7 @@ def load_journal(directory: Path, info: SegmentInfo) -> Journal:
     num_layers = info.shape.num_layers
     num_pages = page_count(info.start, info.end)
     # Repairs append, so a journal may be longer than one record per page; not without end.
-    limit = 4096 + 8 * (6 * num_pages + 2 * num_layers * num_pages) * 16
+    limit = 4096 + 8 * (6 * num_pages + num_layers * num_pages) * 16
     if not path.exists():
         return empty_journal(info.start, info.end, num_layers)
     data = read_file(path, limit)

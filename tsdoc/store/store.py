@@ -202,7 +202,7 @@ class Store:
                 if error is not None:
                     found.setdefault((error.where or "", error.start, error.end), error)
                     continue
-                done += segment.verified.shape[2]
+                done += segment.num_pages
                 if on_progress is not None:
                     on_progress(done, total)
         return list(found.values())

@@ -22,7 +22,7 @@ from tsdoc.store.segment import SegmentInfo
 
 UNITS_FILE = "units.bin"
 UNIT_BYTES = 4096
-VERSION = 1
+VERSION = 2
 _MAGIC = int.from_bytes(b"TSDOCUNT", "little")
 _HEADER_WORDS = 6
 
@@ -67,7 +67,7 @@ def hash_units(rows: memoryview, first: int, info: SegmentInfo) -> Words:
 
 
 class UnitTable:
-    """An open units.bin, read a layer's K or V at a time.
+    """An open units.bin, read a layer at a time.
 
     Args:
         directory: Of the segment.
@@ -86,34 +86,33 @@ class UnitTable:
         self._fd = -1
         path = directory / UNITS_FILE
         header = units_header(info)
-        size = len(header) + 16 * info.shape.num_layers * num_pages * self._words
+        size = len(header) + 8 * info.shape.num_layers * num_pages * self._words
         self._fd = open_file(path, os.O_RDONLY)
         if os.fstat(self._fd).st_size != size or os.pread(self._fd, len(header), 0) != header:
             raise DamagedStoreError("is not this segment's", where=str(path))
         self._header_bytes = len(header)
-        self._tables: dict[tuple[int, int], Words] = {}
+        self._tables: dict[int, Words] = {}
 
     def __del__(self) -> None:
         fd, self._fd = getattr(self, "_fd", -1), -1
         if fd >= 0:
             os.close(fd)
 
-    def digests(self, layer: int, kind: int, page: int, page_checksum: int) -> Words | None:
+    def digests(self, layer: int, page: int, page_checksum: int) -> Words | None:
         """Digests of a page's units; None where they are not those of the page in the journal."""
-        table = self._tables.get((layer, kind))
+        table = self._tables.get(layer)
         if table is None:
-            table = self._read(2 * layer + kind)
-            self._tables[layer, kind] = table
+            table = self._tables[layer] = self._read(layer)
         row = table[page]
         if int(row[-1]) != seal_page(row[:-1], page_checksum):
             return None
         digests: Words = row[:-1]
         return digests
 
-    def _read(self, number: int) -> Words:
+    def _read(self, layer: int) -> Words:
         size = 8 * self._num_pages * self._words
         try:
-            data = os.pread(self._fd, size, self._header_bytes + number * size)
+            data = os.pread(self._fd, size, self._header_bytes + layer * size)
         except OSError:
             data = b""
         data = data.ljust(size, b"\0")  # what is missing matches no seal

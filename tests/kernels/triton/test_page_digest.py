@@ -12,9 +12,8 @@ import xxhash
 from tests.kernels.triton.test_triton_cache import CONFIG, DIM, KV_HEADS, make_backend, make_rope
 from tests.store.synthetic import make_ids, make_key, prefill
 from tsdoc.errors import CorruptPageError
-from tsdoc.kernels.kv import KEYS, VALUES
 from tsdoc.kernels.transfer import Transfer
-from tsdoc.kernels.triton.page_digest import digests, page_sums
+from tsdoc.kernels.triton.page_digest import digest_keys, digests, page_sums
 from tsdoc.kernels.triton_backend import TritonBackend
 from tsdoc.store import Entry, KVShape, Store
 
@@ -34,14 +33,15 @@ NUM_TOKENS = 1900
 def test_digests_are_xxh3_of_each_page(
     device: torch.device, heads: int, head_dim: int, dtype: torch.dtype
 ) -> None:
-    num_bytes = PAGE * heads * head_dim * dtype.itemsize
-    raw = np.random.default_rng(heads).integers(0, 256, (5, num_bytes), dtype=np.uint8)
-    rows = torch.from_numpy(raw.reshape(-1)).view(dtype).view(5 * PAGE, heads, head_dim).to(device)
-    table = torch.tensor([3, 0, 4, 1, 2], dtype=torch.int32, device=device)
-    pages = torch.tensor([4, 0, 1], dtype=torch.int32, device=device)
-    found = digests(page_sums(rows, table, pages).cpu().numpy(), num_bytes)
-    wanted = [xxhash.xxh3_64_intdigest(raw[at].tobytes()) for at in (2, 3, 0)]
-    assert found.tolist() == wanted
+    """Whatever the rows begin with, and however many of the last page there are."""
+    row_bytes = 2 * heads * head_dim * dtype.itemsize
+    raw = np.random.default_rng(heads).integers(0, 256, (3 * PAGE + 40, row_bytes), dtype=np.uint8)
+    rows = torch.from_numpy(raw.reshape(-1)).view(dtype).view(-1, 2, heads, head_dim).to(device)
+    for skipped in (0, 1, 30):
+        sums = page_sums(rows[skipped:], digest_keys(device)).cpu().numpy()
+        pages = (raw[skipped + at * PAGE :][:PAGE].tobytes() for at in range(3))
+        wanted = [xxhash.xxh3_64_intdigest(page) for page in pages]
+        assert digests(sums, PAGE * row_bytes).tolist() == wanted
 
 
 @pytest.fixture
@@ -70,12 +70,12 @@ def test_what_has_arrived_is_checked_there_and_nowhere_else(
     backend, transfer = begin(entry, device)
     with entry:
         transfer.load(entry.pieces, 512)
-        assert segment.verified[:, :, :2].all()
+        assert segment.verified[:, :2].all()
         transfer.load(entry.pieces, NUM_TOKENS - NUM_TOKENS % PAGE)
-        assert segment.verified[:, :, :-1].all()
+        assert segment.verified[:, :-1].all()
         slots = [backend.pool.page_table[at // PAGE].item() * PAGE + at % PAGE for at in (0, 1500)]
         rows = backend.pool.values[1][slots].cpu().numpy()
-        assert np.array_equal(rows, segment.rows(1, VALUES)[[0, 1500]])
+        assert np.array_equal(rows, segment.rows(1)[[0, 1500], 1])
 
 
 @pytest.mark.parametrize("token", [0, 1100, NUM_TOKENS - 1])
@@ -84,7 +84,7 @@ def test_a_damaged_page_is_named_and_what_came_before_stays(
 ) -> None:
     monkeypatch.setattr("tsdoc.kernels.transfer.LOAD_TOKENS", 512)
     (segment,) = entry.segments
-    offset, _ = segment.info.place(1, KEYS, token, token)
+    offset, _ = segment.info.place(1, token, token)
     with segment.path.open("r+b") as file:
         file.seek(offset)
         (old,) = file.read(1)
@@ -103,12 +103,32 @@ def test_what_changed_on_its_way_is_not_used(
     """The file is as it was committed; what arrived is not."""
     sums = page_sums
 
-    def changed(rows: torch.Tensor, page_table: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
-        rows[int(page_table[2]) * PAGE + 100] += 1.0
-        return sums(rows, page_table, pages)
+    def changed(rows: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        rows[100] += 1.0
+        return sums(rows, keys)
 
     monkeypatch.setattr("tsdoc.kernels.transfer.page_sums", changed)
     backend, transfer = begin(entry, device)
     with entry, pytest.raises(CorruptPageError, match="does not match"):
         transfer.load(entry.pieces, NUM_TOKENS)
     assert backend.pool.resident == 0
+
+
+@pytest.mark.parametrize("task_tokens", [512, 65_536])
+def test_pages_that_lie_in_order_travel_together_whatever_of_them_is_known(
+    device: torch.device, entry: Entry, task_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tsdoc.kernels.transfer.TASK_TOKENS", task_tokens)
+    (segment,), (piece,) = entry.segments, entry.pieces
+    backend = make_backend(device)
+    backend.cache(entry.pieces, make_rope(DIM, device), CONFIG)
+    transfer = Transfer(backend.pool, device, checks_there=True)
+    with entry:
+        piece.check_rows(0, np.array([600, 1100]))
+        transfer.load(entry.pieces, 300)  # what follows begins inside a page
+        transfer.load(entry.pieces, NUM_TOKENS)
+        assert segment.verified.all()
+        for layer in range(SHAPE.num_layers):
+            keys, values = backend.pool.keys[layer], backend.pool.values[layer]
+            assert np.array_equal(keys[:NUM_TOKENS].cpu().numpy(), piece.keys(layer))
+            assert np.array_equal(values[:NUM_TOKENS].cpu().numpy(), piece.values(layer))

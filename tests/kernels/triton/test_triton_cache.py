@@ -218,8 +218,8 @@ def test_a_prompt_stays_on_the_device_where_its_piece_is_and_its_tail_goes_out(
 class DamagedPiece(MemoryPiece):
     """Its page [256, 512) of layer 1 is bad."""
 
-    def read(self, layer: int, kind: int, start: int, out: KVArray) -> None:
-        super().read(layer, kind, start, out)
+    def read(self, layer: int, start: int, out: KVArray) -> None:
+        super().read(layer, start, out)
         if layer == 1 and start < 512 and start + len(out) > 256:
             raise CorruptPageError("does not match", where="kv.bin", start=256, end=512)
 

@@ -1,4 +1,4 @@
-"""XXH3-64 of whole KV pages in the pool, as the store keeps them: what has arrived is checked.
+"""XXH3-64 of whole KV pages on the device, as the store keeps them: what has arrived is checked.
 
 The algorithm (seed 0, the published default secret) is that of long inputs: eight 64-bit sums take
 in 16 stripes of 64 bytes, are scrambled, and so on; at the end they are folded into one number.
@@ -37,16 +37,13 @@ SECRET = bytes.fromhex(
 
 @triton.jit
 def _sums_kernel(
-    rows_ptr,  # [num_slots · WORDS / PAGE] int64 pool
-    page_table_ptr,  # [num_pages] int32
-    pages_ptr,  # [grid] int32, logical
+    rows_ptr,  # [grid · WORDS] int64
     keys_ptr,  # [24 | 8 | 8] int64: the secret, its last stripe's words, the first sums
     out_ptr,  # [grid, 8] int64
     WORDS: tl.constexpr,  # of a page
 ):
     program = tl.program_id(0)
-    page = tl.load(page_table_ptr + tl.load(pages_ptr + program)).to(tl.int64)
-    base = rows_ptr + page * WORDS
+    base = rows_ptr + program.to(tl.int64) * WORDS
     stripes, lanes = tl.arange(0, 16), tl.arange(0, 8)
     own = stripes[:, None] * 8 + lanes[None, :]
     other = stripes[:, None] * 8 + (lanes ^ 1)[None, :]
@@ -66,21 +63,18 @@ def _sums_kernel(
     tl.store(out_ptr + program * 8 + lanes, sums)
 
 
-def page_sums(rows: torch.Tensor, page_table: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
+def page_sums(rows: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     """What `digests` makes checksums of, [num_pages, 8] int64.
 
     Args:
-        rows: [num_slots, num_kv_heads, head_dim] pool of K or V.
-        page_table: [num_pages of the prompt] int32, logical to physical page.
-        pages: [num_pages] int32, logical.
+        rows: [num_tokens, 2, num_kv_heads, head_dim] contiguous, from the first token of a page on;
+            what is no whole page at the end is left out.
+        keys: Of `digest_keys`, on the same device.
     """
-    words = rows.reshape(-1).view(torch.int64)
-    out = torch.empty(len(pages), 8, dtype=torch.int64, device=rows.device)
-    keys = torch.from_numpy(_keys()).to(rows.device)
-    _sums_kernel[(len(pages),)](
-        words, page_table, pages, keys, out,
-        WORDS=PAGE_SIZE * rows[0].numel() * rows.dtype.itemsize // 8, num_warps=1,
-    )  # fmt: skip
+    num_pages = len(rows) // PAGE_SIZE
+    out = torch.empty(num_pages, 8, dtype=torch.int64, device=rows.device)
+    words = rows[: num_pages * PAGE_SIZE].reshape(-1).view(torch.int64)
+    _sums_kernel[(num_pages,)](words, keys, out, WORDS=len(words) // num_pages, num_warps=1)
     return out
 
 
@@ -108,8 +102,9 @@ def _folded_product(a: npt.NDArray[np.uint64], b: npt.NDArray[np.uint64]) -> npt
     return folded
 
 
-def _keys() -> npt.NDArray[np.int64]:
+def digest_keys(device: torch.device) -> torch.Tensor:
+    """What `page_sums` reads besides the pages, [40] int64."""
     secret = np.frombuffer(SECRET, "<u8", 24)
     last = np.frombuffer(SECRET, "<u8", 8, offset=len(SECRET) - 64 - 7)
     first = np.array(FIRST_SUMS, np.uint64)
-    return np.concatenate([secret, last, first]).view(np.int64)
+    return torch.from_numpy(np.concatenate([secret, last, first]).view(np.int64)).to(device)
