@@ -76,7 +76,7 @@ class UsedRows:
                 self._rows.setdefault((layer, kind), set()).update(inside)
             take(rows, layer, positions, out)
 
-        PieceRows._take = note  # type: ignore[method-assign]
+        PieceRows._take = note  # type: ignore[method-assign, assignment]
 
     def count(self) -> int:
         """Rows of K and of V together."""

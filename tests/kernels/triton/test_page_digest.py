@@ -9,7 +9,8 @@ import pytest
 import torch
 import xxhash
 
-from tests.kernels.triton.test_triton_cache import CONFIG, DIM, KV_HEADS, make_backend, make_rope
+from tests.kernels.triton.cases import make_rope
+from tests.kernels.triton.test_triton_cache import CONFIG, DIM, KV_HEADS, make_backend
 from tests.store.synthetic import make_ids, make_key, prefill
 from tsdoc.errors import CorruptPageError
 from tsdoc.kernels.transfer import Transfer
@@ -73,7 +74,7 @@ def test_what_has_arrived_is_checked_there_and_nowhere_else(
         assert segment.verified[:, :2].all()
         transfer.load(entry.pieces, NUM_TOKENS - NUM_TOKENS % PAGE)
         assert segment.verified[:, :-1].all()
-        slots = [backend.pool.page_table[at // PAGE].item() * PAGE + at % PAGE for at in (0, 1500)]
+        slots = [int(backend.pool.page_table[at // PAGE]) * PAGE + at % PAGE for at in (0, 1500)]
         rows = backend.pool.values[1][slots].cpu().numpy()
         assert np.array_equal(rows, segment.rows(1)[[0, 1500], 1])
 
