@@ -32,7 +32,7 @@ SHAPE = KVShape(
     kv_dtype="bfloat16",
 )  # fmt: skip
 KEY = ModelKey(
-    model="random", rope="default", kv_dtype="bfloat16", compute_dtype="bfloat16",
+    model="random", rope=QWEN2_7B.rope.fields(), kv_dtype="bfloat16", compute_dtype="bfloat16",
     **dataclasses.asdict(PAPER),
 )  # fmt: skip
 Row = dict[str, object]

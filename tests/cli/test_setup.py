@@ -294,7 +294,7 @@ def test_what_everything_takes_is_said_before_it_is_removed(
 def test_a_model_key_is_shown_as_people_read_it(cli: Cli, services: FakeServices) -> None:
     rope = RopeConfig(rope_type="yarn", theta=1e6, factor=4.0, original_window=32_768)
     store, ids = Store(services.home().store), make_ids(300, seed=1)
-    key = make_key(rope=repr(rope))
+    key = make_key(rope=rope.fields())
     with store.begin(key, SHAPE, ids, prefill_block=BLOCK, name="book") as writer:
         prefill(writer, ids)
         writer.finish()

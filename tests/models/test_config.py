@@ -128,16 +128,32 @@ def test_fingerprints_differ_when_a_field_differs(tmp_path: Path) -> None:
     assert same.fingerprint() != from_hf(LLAMA | {"rope_theta": 1e4}).fingerprint()
 
 
+def test_rope_fields_are_plain_and_leave_out_what_is_not_used() -> None:
+    scaling = {"rope_type": "yarn", "factor": 4.0, "beta_fast": 32.5}
+    rope = from_hf(LLAMA | {"rope_scaling": scaling}).rope
+    assert json.dumps(rope.fields(), sort_keys=True) == (
+        '{"beta_fast": 32.5, "factor": 4, "original_window": 8192, "rope_type": "yarn", '
+        '"theta": 500000}'
+    )
+    assert from_hf(LLAMA).rope.fields() == {"rope_type": "default", "theta": 500_000}
+
+
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("fields", "shown"),
     [
-        (repr(RopeConfig(rope_type="default", theta=1e5)), "default, theta 100,000"),
+        (RopeConfig(rope_type="default", theta=1e5).fields(), "default, theta 100,000"),
         (
-            repr(RopeConfig(rope_type="yarn", theta=12.5, original_window=512, truncate=False)),
+            RopeConfig(rope_type="yarn", theta=12.5, original_window=512, truncate=False).fields(),
             "yarn, theta 12.5, original window 512, truncate false",
         ),
-        *((text, text) for text in ("default 10000", "RopeConfig(", "RopeConfig(x=1)", "f()", "")),
+        (
+            {"theta": 1, "added": 2, "factor": 3, "rope_type": "linear"},
+            "linear, theta 1, factor 3, added 2",
+        ),
+        ("RopeConfig(rope_type='default')", "RopeConfig(rope_type='default')"),
+        ({}, "{}"),
+        (None, "None"),
     ],
 )
-def test_the_rope_of_a_model_key_is_described_without_reprs(text: str, shown: str) -> None:
-    assert describe_rope(text) == shown
+def test_the_rope_of_a_model_key_is_described_for_people(fields: object, shown: str) -> None:
+    assert describe_rope(fields) == shown

@@ -22,7 +22,7 @@ BLOCK = 512
 def make_key(**changes):
     fields = {
         "model": "m",
-        "rope": "default 10000",
+        "rope": {"rope_type": "default", "theta": 10_000},
         "kv_dtype": "bfloat16",
         "compute_dtype": "float32",
         "n_init": 128,

@@ -67,7 +67,7 @@ def test_a_finished_entry_is_found_complete_with_its_partial_last_chunk(store):
     "change",
     [
         {"model": "other"},
-        {"rope": "yarn 4"},
+        {"rope": {"rope_type": "yarn", "theta": 10_000, "factor": 4}},
         {"n_local": 256},
         {"top_k": 64},
         {"n_init": 4},

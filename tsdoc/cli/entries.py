@@ -166,7 +166,7 @@ def show_entry(
     from tsdoc.models.config import describe_rope
 
     done = "" if entry.committed_tokens == entry.num_tokens else ", of which {} are computed"
-    model = {**entry.model, "rope": describe_rope(str(entry.model.get("rope", "unknown")))}
+    model = {**entry.model, "rope": describe_rope(entry.model.get("rope", "unknown"))}
     rows = [
         ("id", entry.entry_id),
         ("document", entry.name),

@@ -6,7 +6,7 @@ What is not covered is an error here, never silent nonsense later.
 
 from __future__ import annotations
 
-import ast
+import dataclasses
 import hashlib
 import json
 import math
@@ -59,24 +59,31 @@ class RopeConfig:
     attention_factor: float | None = None
     truncate: bool = True
 
+    def fields(self) -> dict[str, str | int | float | bool]:
+        """Returns what differs from the default of a field, as plain data.
 
-def describe_rope(text: str) -> str:
-    """Returns the RoPE configuration of a model key, its `repr`, as people read it.
+        A whole number is an int, so that its JSON is the same in every language.
+        """
+        unused = {field.name: field.default for field in dataclasses.fields(self)}
+        values = {name: value for name, value in asdict(self).items() if value != unused[name]}
+        return {
+            name: int(value) if isinstance(value, float) and value.is_integer() else value
+            for name, value in values.items()
+        }
 
-    What a type does not use is left out: "yarn, theta 1,000,000, factor 4". Any other text, as
-    another version may have kept it, is returned as it is.
+
+def describe_rope(fields: object) -> str:
+    """Returns the RoPE configuration of a model key, `RopeConfig.fields`, as people read it.
+
+    For example "yarn, theta 1,000,000, factor 4". What is no such mapping, as another version may
+    have kept it, is returned as text.
     """
-    try:
-        call = ast.parse(text, mode="eval").body
-        if not (isinstance(call, ast.Call) and ast.unparse(call.func) == RopeConfig.__name__):
-            return text
-        config = RopeConfig(**{k.arg or "": ast.literal_eval(k.value) for k in call.keywords})
-    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
-        return text
-    unused = asdict(RopeConfig(rope_type="", theta=math.nan))
-    used = [(k, v) for k, v in asdict(config).items() if v != unused[k] and k != "rope_type"]
-    shown = [f"{name.replace('_', ' ')} {_number_text(value)}" for name, value in used]
-    return ", ".join([str(config.rope_type), *shown])
+    if not isinstance(fields, Mapping) or "rope_type" not in fields:
+        return str(fields)
+    order = [field.name for field in dataclasses.fields(RopeConfig)]  # JSON may have another one
+    names = [name for name in [*order, *sorted(fields.keys() - set(order))] if name in fields]
+    shown = [f"{name.replace('_', ' ')} {_number_text(fields[name])}" for name in names[1:]]
+    return ", ".join([str(fields["rope_type"]), *shown])
 
 
 def _number_text(value: object) -> str:

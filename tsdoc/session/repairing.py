@@ -148,7 +148,7 @@ class Repairer:
                 where=name or None,
                 hint="Name it with --model or --profile.",
             )
-        if repr(model.config.rope) != key.rope:
+        if model.config.rope.fields() != key.rope:
             raise ModelError("another tsdoc reads its RoPE differently", where=model.name)
         return model
 

@@ -93,7 +93,7 @@ def model_key(
     """
     return ModelKey(
         model=fingerprint,
-        rope=repr(config.rope),
+        rope=config.rope.fields(),
         kv_dtype=settings.engine.kv_dtype,
         compute_dtype=compute_dtype,
         **settings.selection.model_dump(),

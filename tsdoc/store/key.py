@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ class ModelKey:
 
     Attributes:
         model: Fingerprint of weights, tokenizer, chat template and config.
-        rope: RoPE type and parameters, as text.
+        rope: RoPE type and parameters: see `RopeConfig.fields`.
         kv_dtype: Type of the stored K and V, "bfloat16" or "float32".
         compute_dtype: Type of the arithmetic.
         index: Kind of selection index; "exact" scores every cached token.
@@ -42,7 +43,7 @@ class ModelKey:
     """
 
     model: str
-    rope: str
+    rope: Mapping[str, str | int | float | bool] = field(hash=False)
     kv_dtype: str
     compute_dtype: str
     n_init: int
@@ -58,7 +59,7 @@ class ModelKey:
     @property
     def digest(self) -> str:
         """32 hex digits over all fields: the name of the key's directory."""
-        text = json.dumps(asdict(self), sort_keys=True)
+        text = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
