@@ -33,7 +33,7 @@ NUM_LINES = 90  # about 1,500 tokens
 QUESTION = "Which shelf holds the most boxes?"
 NEAR_S = 0.03
 ROW = 16
-ENTRY_NAMES = {"manifest.json", "use.lock", "writer.lock"}
+ENTRY_NAMES = {"manifest.json", "use.lock", "votes.bin", "writer.lock"}
 SEGMENT_NAMES = {"segment.json", "kv.bin", "journal.bin", "tokens.bin", "write.lock"}
 
 
