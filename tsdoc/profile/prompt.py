@@ -60,6 +60,7 @@ class ProfilePrompt:
 
     Attributes:
         located: The model on this disk; None for random weights.
+        home: Where its rendered template is kept; None without one.
         source: What the prompt is, for the report.
         ids: The prompt's tokens.
         question: The question's tokens.
@@ -69,6 +70,7 @@ class ProfilePrompt:
     name: str
     config: ModelConfig
     located: LocatedModel | None
+    home: Home | None
     compute_dtype: str
     source: str
     ids: Ids
@@ -117,6 +119,7 @@ def _random(request: ProfileRequest, settings: Settings, device: Device) -> Prof
         name=settings.model.name or settings.model.source.rpartition("/")[2],
         config=config,
         located=None,
+        home=None,
         compute_dtype=dtype,
         source="random token ids",
         ids=ids[:count],
@@ -147,6 +150,7 @@ def _read(
             name=session.model.name,
             config=session.model.config,
             located=session.model,
+            home=home,
             compute_dtype=resolve_compute_dtype(settings.engine, session.model, device),
             source=source,
             ids=ids,
@@ -181,6 +185,7 @@ def _made_up(
         name=model.name,
         config=model.config,
         located=model,
+        home=home,
         compute_dtype=resolve_compute_dtype(settings.engine, model, device),
         source="made-up sentences",
         ids=np.concatenate(parts)[:count].astype(np.int32),
@@ -196,13 +201,18 @@ def describe_prompt(prompt: ProfilePrompt) -> dict[str, Any]:
         "name": prompt.name,
         "compute_dtype": prompt.compute_dtype,
         "directory": None if located is None else str(located.directory),
+        "home": None if prompt.home is None else str(prompt.home.root),
         "fingerprint": None if located is None else located.fingerprint,
         "question": list(prompt.question),
     }
 
 
 def reopen_prompt(described: Mapping[str, Any], settings: Settings, ids: Ids) -> ProfilePrompt:
-    """The same prompt in another process; a real question is tokenised again, as it would be."""
+    """The same prompt in another process; a real question is tokenised again, as it would be.
+
+    So it is behind the kept template: a follow-up renders none.
+    """
+    home = None if described["home"] is None else Home(Path(described["home"]))
     if described["directory"] is None:
         if settings.model.shape is None:
             raise UsageError("the model's shape is missing")
@@ -223,12 +233,13 @@ def reopen_prompt(described: Mapping[str, Any], settings: Settings, ids: Ids) ->
             small=False,
             announcement=None,
         )
-        template = load_template(directory, TextTokenizer(directory), home=None)
+        template = load_template(directory, TextTokenizer(directory), home=home)
         question = tuple(template.question_ids(QUESTION).tolist())
     return ProfilePrompt(
         name=described["name"],
         config=config,
         located=located,
+        home=home,
         compute_dtype=described["compute_dtype"],
         source="",
         ids=ids,
