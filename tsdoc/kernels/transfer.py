@@ -2,7 +2,7 @@
 
 Worker threads copy through pinned buffers on streams of their own; pieces read into them and write
 from them without holding the GIL. There K and V of a token lie side by side, as in a file; the
-device takes them apart, puts them together and makes checksums of their pages.
+device takes them apart and puts them together, and makes checksums of the pages that have arrived.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from tsdoc.kernels.host_pool import PAGE_SIZE
 from tsdoc.kernels.kv import KVArray, KVPiece, UncheckedRows
 from tsdoc.kernels.page_pool import PagePool
-from tsdoc.kernels.triton.page_digest import digest_keys, digests, page_sums
+from tsdoc.kernels.triton.page_digest import can_digest, digests, page_sums
 
 NUM_WORKERS = 12
 STAGING_BYTES = 16 << 20
@@ -56,20 +56,16 @@ class Moving:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Copied:
-    """Whole pages that have arrived, and which of them nobody has checked.
+    """Pages that have arrived and that nobody has checked.
 
     Attributes:
         rows: Where they are from.
-        sums: Of all, see `page_sums`.
-        positions: Of the first tokens of those to check, sorted.
-        numbers: Which of all these are.
+        positions: Of their first tokens, sorted.
     """
 
     rows: UncheckedRows
     layer: int
-    sums: torch.Tensor
     positions: npt.NDArray[np.int64]
-    numbers: npt.NDArray[np.int64]
 
 
 class Transfer:
@@ -88,11 +84,10 @@ class Transfer:
         self._pool = pool
         self._device = device
         self._on_cuda = device.type == "cuda"
-        self._checks_there = self._on_cuda if checks_there is None else checks_there
+        wanted = self._on_cuda if checks_there is None else checks_there
+        self._checks_there = wanted and can_digest(pool.keys[0])
         self._workers = ThreadPoolExecutor(NUM_WORKERS, thread_name_prefix="tsdoc-kv")
         self._local = threading.local()
-        self._digest_keys = digest_keys(device)
-        self._digesting = threading.Lock()  # a kernel is compiled, or interpreted, by one thread
 
     def load(self, pieces: Sequence[KVPiece], end: int) -> None:
         """Makes [0, end) resident, checking every page that is read.
@@ -123,12 +118,20 @@ class Transfer:
         """
         if not copied:
             return
-        found = digests(
-            torch.cat([part.sums for part in copied]).cpu().numpy(), PAGE_SIZE * self._row_bytes
-        )
-        ends = np.cumsum([len(part.sums) for part in copied])
+        pool = self._pool
+        sums = [
+            page_sums(
+                pool.keys[part.layer],
+                pool.values[part.layer],
+                pool.page_table,
+                torch.from_numpy(part.positions // PAGE_SIZE).to(self._device, torch.int32),
+            )
+            for part in copied
+        ]
+        found = digests(torch.cat(sums).cpu().numpy(), PAGE_SIZE * self._row_bytes)
+        ends = np.cumsum([len(part.positions) for part in copied])
         for part, own in zip(copied, np.split(found, ends[:-1]), strict=True):
-            part.rows.confirm(part.layer, part.positions, own[part.numbers])
+            part.rows.confirm(part.layer, part.positions, own)
 
     def save(self, pieces: Sequence[KVPiece], start: int, end: int) -> Moving:
         """Begins to copy [start, end), computed on the current stream, into pieces on the host."""
@@ -165,38 +168,23 @@ class Transfer:
         there = self._checks_there and not pool.on_host
         try:
             for piece, first, last in covering(pieces, start, end):
-                unchecked = piece.unchecked if there else None
+                unchecked, doubtful = piece.unchecked if there else None, [_NOWHERE]
                 for begin, slots in self._steps(first, last):
                     staged = lane.stage(slots.stop - slots.start)
-                    doubtful = _NOWHERE
                     if unchecked is None:
                         piece.read(layer, begin, _as_array(staged))
                     else:
-                        doubtful = unchecked.copy(layer, begin, _as_array(staged))
+                        doubtful.append(unchecked.copy(layer, begin, _as_array(staged)))
                     with lane.stream():
                         rows = lane.room(staged)
                         lane.copy(rows, staged)
                         pool.keys[layer][slots].copy_(rows[:, 0])
                         pool.values[layer][slots].copy_(rows[:, 1])
-                        if unchecked is not None and len(doubtful):
-                            copied.append(self._digest(unchecked, layer, begin, rows, doubtful))
+                positions = np.concatenate(doubtful)
+                if unchecked is not None and len(positions):
+                    copied.append(_Copied(rows=unchecked, layer=layer, positions=positions))
         finally:
             lane.wait()
-
-    def _digest(
-        self,
-        unchecked: UncheckedRows,
-        layer: int,
-        begin: int,
-        rows: torch.Tensor,
-        doubtful: npt.NDArray[np.int64],
-    ) -> _Copied:
-        """Begins to make checksums of the whole pages in the device's `rows` from `begin` on."""
-        skipped = -begin % PAGE_SIZE
-        with self._digesting:
-            sums = page_sums(rows[skipped:], self._digest_keys)
-        numbers = (doubtful - begin) // PAGE_SIZE
-        return _Copied(rows=unchecked, layer=layer, sums=sums, positions=doubtful, numbers=numbers)
 
     def _save_rows(
         self,

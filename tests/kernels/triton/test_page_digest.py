@@ -14,7 +14,7 @@ from tests.kernels.triton.test_triton_cache import CONFIG, DIM, KV_HEADS, make_b
 from tests.store.synthetic import make_ids, make_key, prefill
 from tsdoc.errors import CorruptPageError
 from tsdoc.kernels.transfer import Transfer
-from tsdoc.kernels.triton.page_digest import digest_keys, digests, page_sums
+from tsdoc.kernels.triton.page_digest import can_digest, digests, page_sums
 from tsdoc.kernels.triton_backend import TritonBackend
 from tsdoc.store import Entry, KVShape, Store
 
@@ -28,21 +28,32 @@ NUM_TOKENS = 1900
     ("heads", "head_dim", "dtype"),
     [
         (4, 128, torch.bfloat16), (3, 64, torch.bfloat16), (1, 80, torch.bfloat16),
-        (2, 16, torch.float32), (1, 2, torch.bfloat16),
+        (2, 16, torch.float32), (1, 4, torch.bfloat16),
     ],
 )  # fmt: skip
 def test_digests_are_xxh3_of_each_page(
     device: torch.device, heads: int, head_dim: int, dtype: torch.dtype
 ) -> None:
-    """Whatever the rows begin with, and however many of the last page there are."""
-    row_bytes = 2 * heads * head_dim * dtype.itemsize
-    raw = np.random.default_rng(heads).integers(0, 256, (3 * PAGE + 40, row_bytes), dtype=np.uint8)
-    rows = torch.from_numpy(raw.reshape(-1)).view(dtype).view(-1, 2, heads, head_dim).to(device)
-    for skipped in (0, 1, 30):
-        sums = page_sums(rows[skipped:], digest_keys(device)).cpu().numpy()
-        pages = (raw[skipped + at * PAGE :][:PAGE].tobytes() for at in range(3))
-        wanted = [xxhash.xxh3_64_intdigest(page) for page in pages]
-        assert digests(sums, PAGE * row_bytes).tolist() == wanted
+    """Wherever in the pool it lies: of each token's K, followed by its V."""
+    row_bytes = heads * head_dim * dtype.itemsize
+    raw = np.random.default_rng(heads).integers(0, 256, (2, 4 * PAGE, row_bytes), dtype=np.uint8)
+    keys, values = (
+        torch.from_numpy(side.reshape(-1)).view(dtype).view(-1, heads, head_dim).to(device)
+        for side in raw
+    )
+    table = torch.tensor([2, 0, 3, 1], dtype=torch.int32, device=device)
+    pages = torch.tensor([1, 0, 3], dtype=torch.int32, device=device)
+    sums = page_sums(keys, values, table, pages).cpu().numpy()
+    slots = [int(table[page]) * PAGE for page in pages]
+    wanted = [raw[:, at : at + PAGE].swapaxes(0, 1).tobytes() for at in slots]
+    assert digests(sums, 2 * PAGE * row_bytes).tolist() == [
+        xxhash.xxh3_64_intdigest(page) for page in wanted
+    ]
+
+
+def test_rows_of_broken_words_are_left_to_the_host(device: torch.device) -> None:
+    assert can_digest(torch.empty(PAGE, 1, 4, dtype=torch.bfloat16, device=device))
+    assert not can_digest(torch.empty(PAGE, 1, 2, dtype=torch.bfloat16, device=device))
 
 
 @pytest.fixture
@@ -104,9 +115,9 @@ def test_what_changed_on_its_way_is_not_used(
     """The file is as it was committed; what arrived is not."""
     sums = page_sums
 
-    def changed(rows: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        rows[100] += 1.0
-        return sums(rows, keys)
+    def changed(keys: torch.Tensor, values: torch.Tensor, *where: torch.Tensor) -> torch.Tensor:
+        values[3 * PAGE + 100] += 1.0
+        return sums(keys, values, *where)
 
     monkeypatch.setattr("tsdoc.kernels.transfer.page_sums", changed)
     backend, transfer = begin(entry, device)

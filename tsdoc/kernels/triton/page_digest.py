@@ -1,4 +1,4 @@
-"""XXH3-64 of whole KV pages on the device, as the store keeps them: what has arrived is checked.
+"""XXH3-64 of whole KV pages in the pool, as the store keeps them: what has arrived is checked.
 
 The algorithm (seed 0, the published default secret) is that of long inputs: eight 64-bit sums take
 in 16 stripes of 64 bytes, are scrambled, and so on; at the end they are folded into one number.
@@ -9,6 +9,8 @@ Source: Y. Collet, xxHash fast digest algorithm, XXH3 (github.com/Cyan4973/xxHas
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -17,7 +19,7 @@ import triton.language as tl
 
 from tsdoc.kernels.triton.tiles import PAGE_SIZE
 
-BLOCK_BYTES = 1024  # taken in between two scramblings
+WORD_BYTES = 8
 PRIME32_1, PRIME32_2, PRIME32_3 = 0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D
 PRIME64_1, PRIME64_2 = 0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F
 PRIME64_3, PRIME64_4, PRIME64_5 = 0x165667B19E3779F9, 0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5
@@ -36,45 +38,79 @@ SECRET = bytes.fromhex(
 
 
 @triton.jit
+def _words(keys_ptr, values_ptr, first_row, at, ROW: tl.constexpr):
+    """Words of a page as the store has it, where each token's K is followed by its V."""
+    row, place = first_row + at // (2 * ROW), at % (2 * ROW)
+    is_value = place >= ROW
+    source = row * ROW + place % ROW
+    of_keys = tl.load(keys_ptr + source, mask=~is_value, other=0)
+    return of_keys | tl.load(values_ptr + source, mask=is_value, other=0)
+
+
+@triton.jit
 def _sums_kernel(
-    rows_ptr,  # [grid · WORDS] int64
-    keys_ptr,  # [24 | 8 | 8] int64: the secret, its last stripe's words, the first sums
+    keys_ptr,  # [num_slots, ROW] int64 pool
+    values_ptr,  # same
+    page_table_ptr,  # [num_pages] int32
+    pages_ptr,  # [grid] int32, logical
+    secret_ptr,  # [24 | 8 | 8] int64: the secret, its last stripe's words, the first sums
     out_ptr,  # [grid, 8] int64
-    WORDS: tl.constexpr,  # of a page
+    ROW: tl.constexpr,  # words of a token's K
+    PAGE: tl.constexpr,
 ):
     program = tl.program_id(0)
-    base = rows_ptr + program.to(tl.int64) * WORDS
+    page = tl.load(page_table_ptr + tl.load(pages_ptr + program)).to(tl.int64)
+    first_row = page * PAGE
+    WORDS: tl.constexpr = 2 * ROW * PAGE
     stripes, lanes = tl.arange(0, 16), tl.arange(0, 8)
     own = stripes[:, None] * 8 + lanes[None, :]
     other = stripes[:, None] * 8 + (lanes ^ 1)[None, :]
-    keys = tl.load(keys_ptr + stripes[:, None] + lanes[None, :])
-    scramble = tl.load(keys_ptr + 16 + lanes)
-    last = tl.load(keys_ptr + 24 + lanes)
-    sums = tl.load(keys_ptr + 32 + lanes)
+    secret = tl.load(secret_ptr + stripes[:, None] + lanes[None, :])
+    scramble = tl.load(secret_ptr + 16 + lanes)
+    last = tl.load(secret_ptr + 24 + lanes)
+    sums = tl.load(secret_ptr + 32 + lanes)
     for first in range(0, WORDS - 128, 128):
-        mixed = tl.load(base + first + own) ^ keys
+        mixed = _words(keys_ptr, values_ptr, first_row, first + own, ROW) ^ secret
         low, high = mixed & 0xFFFFFFFF, (mixed >> 32) & 0xFFFFFFFF
-        sums += tl.sum(low * high + tl.load(base + first + other), 0)
+        added = _words(keys_ptr, values_ptr, first_row, first + other, ROW)
+        sums += tl.sum(low * high + added, 0)
         sums = ((sums ^ ((sums >> 47) & 0x1FFFF)) ^ scramble) * 0x9E3779B1
-    keys = tl.where((stripes == 15)[:, None], last[None, :], keys)
-    mixed = tl.load(base + (WORDS - 128) + own) ^ keys
+    secret = tl.where((stripes == 15)[:, None], last[None, :], secret)
+    mixed = _words(keys_ptr, values_ptr, first_row, WORDS - 128 + own, ROW) ^ secret
     low, high = mixed & 0xFFFFFFFF, (mixed >> 32) & 0xFFFFFFFF
-    sums += tl.sum(low * high + tl.load(base + (WORDS - 128) + other), 0)
+    added = _words(keys_ptr, values_ptr, first_row, WORDS - 128 + other, ROW)
+    sums += tl.sum(low * high + added, 0)
     tl.store(out_ptr + program * 8 + lanes, sums)
 
 
-def page_sums(rows: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """What `digests` makes checksums of, [num_pages, 8] int64.
+def can_digest(rows: torch.Tensor) -> bool:
+    """Whether `page_sums` can read K or V [num_slots, num_kv_heads, head_dim]: by words."""
+    return math.prod(rows.shape[1:]) * rows.dtype.itemsize % WORD_BYTES == 0
+
+
+def page_sums(
+    keys: torch.Tensor, values: torch.Tensor, page_table: torch.Tensor, pages: torch.Tensor
+) -> torch.Tensor:
+    """What `digests` makes checksums of, [num_pages, 8] int64; a page is K and V of each token.
 
     Args:
-        rows: [num_tokens, 2, num_kv_heads, head_dim] contiguous, from the first token of a page on;
-            what is no whole page at the end is left out.
-        keys: Of `digest_keys`, on the same device.
+        keys: [num_slots, num_kv_heads, head_dim] pool that `can_digest`.
+        values: Likewise.
+        page_table: [num_pages of the prompt] int32, logical to physical page.
+        pages: [num_pages] int32, logical.
     """
-    num_pages = len(rows) // PAGE_SIZE
-    out = torch.empty(num_pages, 8, dtype=torch.int64, device=rows.device)
-    words = rows[: num_pages * PAGE_SIZE].reshape(-1).view(torch.int64)
-    _sums_kernel[(num_pages,)](words, keys, out, WORDS=len(words) // num_pages, num_warps=1)
+    out = torch.empty(len(pages), 8, dtype=torch.int64, device=keys.device)
+    _sums_kernel[(len(pages),)](
+        keys.reshape(-1).view(torch.int64),
+        values.reshape(-1).view(torch.int64),
+        page_table,
+        pages,
+        torch.from_numpy(_secret()).to(keys.device),
+        out,
+        ROW=keys[0].numel() * keys.dtype.itemsize // WORD_BYTES,
+        PAGE=PAGE_SIZE,
+        num_warps=1,
+    )
     return out
 
 
@@ -102,9 +138,9 @@ def _folded_product(a: npt.NDArray[np.uint64], b: npt.NDArray[np.uint64]) -> npt
     return folded
 
 
-def digest_keys(device: torch.device) -> torch.Tensor:
-    """What `page_sums` reads besides the pages, [40] int64."""
+def _secret() -> npt.NDArray[np.int64]:
+    """What the kernel reads besides the pages, [40]."""
     secret = np.frombuffer(SECRET, "<u8", 24)
     last = np.frombuffer(SECRET, "<u8", 8, offset=len(SECRET) - 64 - 7)
     first = np.array(FIRST_SUMS, np.uint64)
-    return torch.from_numpy(np.concatenate([secret, last, first]).view(np.int64)).to(device)
+    return np.concatenate([secret, last, first]).view(np.int64)
