@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 
+from tsdoc.errors import InputError, ResourceError
 from tsdoc.ingest import worker as worker_module
 from tsdoc.ingest.options import Limits
 from tsdoc.ingest.worker import Worker
@@ -97,8 +100,6 @@ def test_one_process_serves_many_requests_and_stray_output_does_no_harm() -> Non
 
 
 def test_a_refusal_is_an_error_with_its_hint_and_the_process_lives_on() -> None:
-    from tsdoc.errors import InputError
-
     with Worker(limits()) as worker:
         with pytest.raises(InputError, match=r"is not for me\. Try another\."):
             worker.read({"reader": "made", "trouble": "refuses"})
@@ -111,6 +112,27 @@ def test_a_reader_that_dies_at_once_is_given_up(monkeypatch: pytest.MonkeyPatch)
         reading = worker.read({"reader": "made", "trouble": "none"})
     assert reading.messages == []
     assert reading.incomplete == "crashed the reader"
+
+
+def test_a_reader_that_dies_before_it_has_its_request_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(worker_module, "_START", "raise SystemExit(3)")
+    with Worker(limits()) as worker:
+        reading = worker.read({"reader": "made", "trouble": "x" * (4 << 20)})  # fills the pipe
+    assert reading.incomplete == "crashed the reader"
+
+
+def test_a_machine_that_starts_no_process_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object, **options: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr("tsdoc.ingest.worker.subprocess.Popen", refuse)
+    with (
+        Worker(limits()) as worker,
+        pytest.raises(ResourceError, match=r"can be started \(Resource temporarily"),
+    ):
+        worker.read({"reader": "made", "trouble": "none"})
 
 
 def test_starting_it_imports_neither_torch_nor_pydantic() -> None:

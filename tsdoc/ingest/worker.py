@@ -6,6 +6,7 @@ that limits itself; when it dies, the unit it was at is known, and the work goes
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
-from tsdoc.errors import InputError
+from tsdoc.errors import InputError, ResourceError
 from tsdoc.ingest.frames import LARGEST_FRAME, Message, encode_frame
 from tsdoc.ingest.options import Limits
 from tsdoc.ingest.worker_main import OUT_OF_MEMORY
@@ -87,8 +88,10 @@ class Worker:
         process.kill()
         process.wait()
         for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                pipe.close()
+            # What a dead process never read is still in a buffer, which cannot be written.
+            with contextlib.suppress(BrokenPipeError):
+                if pipe is not None:
+                    pipe.close()
 
     def read(
         self, request: Message, on_message: Callable[[Message], None] | None = None
@@ -100,6 +103,7 @@ class Worker:
 
         Raises:
             InputError: the reader refuses the file.
+            ResourceError: no process can be started.
         """
         reading = Reading()
         while True:
@@ -148,15 +152,21 @@ class Worker:
     def _started(self) -> subprocess.Popen[bytes]:
         if self._process is None:
             root = str(Path(__file__).resolve().parents[2])
-            self._process = subprocess.Popen(
-                # -P: the current folder is no place to import from.
-                [sys.executable, "-P", "-c", _START, root],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-                start_new_session=True,  # Ctrl-C is for the parent, which then ends this process
-            )
+            try:
+                self._process = subprocess.Popen(
+                    # -P: the current folder is no place to import from.
+                    [sys.executable, "-P", "-c", _START, root],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    env={**os.environ, "OMP_NUM_THREADS": "1"},
+                    start_new_session=True,  # Ctrl-C is for the parent, which then ends this one
+                )
+            except OSError as error:
+                raise ResourceError(
+                    f"no reader process can be started ({error.strerror})",
+                    hint="`ulimit -a` shows what limits processes, memory and open files.",
+                ) from error
             assert self._process.stdin is not None  # noqa: S101 - asked for above
             limits = {
                 "worker_bytes": self._limits.worker_bytes,
