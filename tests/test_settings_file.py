@@ -57,6 +57,8 @@ def test_a_mapping_that_was_merged_can_be_merged_again() -> None:
         *("a: !!int x", "a: !!int ''", "a: !!bool x", "a: !!timestamp x", "a: !!float x"),
         *("a: 9999-99-99", "? {a: 1}\n: 2", "\x00", "a: !!python/name:os.system", "*a"),
         *("1" * 5000, "[" * 10_000),
+        # Integers that Python reads and cannot print, and one that it reads in a second.
+        *("0x" + "f" * 5000, "0" + "7" * 9000, "0b" + "1" * 20_000, "1" + ":10" * 60_000),
     ],
 )
 def test_what_is_wrong_is_one_line(text: str) -> None:

@@ -34,7 +34,7 @@ Size = Annotated[int, Field(gt=0), BeforeValidator(_as_bytes)]
 
 
 class _Group(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)  # JSON has neither
 
 
 class Wheel(_Group):

@@ -14,6 +14,7 @@ from tsdoc.regular import open_regular
 from tsdoc.terminal import visible_line
 
 MAX_BYTES = 1_000_000
+MAX_INT_CHARS = 40
 SHOWN_PROBLEM = 200  # characters of what is wrong
 
 
@@ -90,10 +91,13 @@ class _RepeatedKeyError(MarkedYAMLError):
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a repeated key.
+    """Refuses a repeated key, and an integer that is none of a setting's.
 
-    It is looked for where mappings are composed: once they are constructed, keys that a merge
-    (`<<`) brings in stand beside a mapping's own, which rightly replace them.
+    A repeated key is looked for where mappings are composed: once they are constructed, keys that
+    a merge (`<<`) brings in stand beside a mapping's own, which rightly replace them.
+
+    Python reads a long integer of base 2, 8 or 16 that it then cannot print in an error, and needs
+    time that grows as the square of its length for one of base 60.
     """
 
     def compose_mapping_node(self, anchor: dict[Any, yaml.Node]) -> yaml.MappingNode:
@@ -108,3 +112,12 @@ class _Loader(yaml.SafeLoader):
                 raise _RepeatedKeyError(problem=problem, problem_mark=key.start_mark)
             lines[name] = line
         return node
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        if len(node.value) > MAX_INT_CHARS:
+            problem = f"an integer of more than {MAX_INT_CHARS} characters"
+            raise MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+        return super().construct_yaml_int(node)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)

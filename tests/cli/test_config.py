@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
@@ -123,6 +124,8 @@ def test_wrong_nested_settings_name_the_file(content: dict[object, object], mess
     ("key", "value"),
     [
         ("answer.top_p", 7),
+        ("answer.temperature", math.inf),
+        ("answer.temperature", "1e400"),
         ("selection.smoothing", 2),
         ("engine.device", "tpu"),
         ("answer.seed", "x"),
