@@ -1,8 +1,13 @@
-"""Scores of queries and cached keys on the CPU: keys are widened to float32 tile by tile."""
+"""Scores of queries and cached keys on the CPU: keys are widened to float32 tile by tile.
+
+Rows are widened whole, V as well: to step over V every few hundred bytes of a mapped file takes
+longer than to read all of it in order. What they go to is used again, since fresh memory would cost
+as much as filling it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -12,7 +17,7 @@ from tsdoc.kernels.workers import Workers
 
 VOTES_BYTES = 128 << 20  # scores held at a time while tokens vote
 VOTE_TILE_BYTES = 1 << 20  # of them, that a core works on at a time
-TILE_BYTES = 2 << 20  # keys widened to float32 at a time
+TILE_BYTES = 4 << 20  # rows widened to float32 at a time
 KEY_UNIT = 64  # BLAS sums a key's product in another order where few keys are left over
 
 
@@ -28,6 +33,7 @@ class TorchScores:
         self._rows = rows
         self._workers = workers
         self._room = torch.empty(0)
+        self._wide = [torch.empty(0)] * workers.num_threads
 
     def score(self, layer: int, queries: torch.Tensor, start: int, end: int) -> torch.Tensor:
         """Scaled scores [num_kv_heads, num_queries, group, end - start] of keys [start, end).
@@ -44,13 +50,13 @@ class TorchScores:
         rows = self._by_kv_head(queries)
         shape = (*rows.shape[:2], end - start)
         logits = self._take_room(rows.shape[:2].numel() * (end - start)).view(shape)
-        size = _filled(max(1, TILE_BYTES // (4 * rows.shape[0] * rows.shape[2])))
-        self._share_out(
-            [
-                partial(_score_tile, rows, keys, logits[..., at : at + len(keys)])
-                for at, keys in self._tiles(layer, start, end, size)
-            ]
-        )
+        tiles = self._tiles(layer, start, end, _tile_rows(rows))
+
+        def work(number: int, wide: torch.Tensor) -> None:
+            at, tile = tiles[number]
+            _score_tile(rows, tile, wide, logits[..., at : at + len(tile)])
+
+        self._share_out(len(tiles), rows, work)
         return logits.view(rows.shape[0], len(queries), -1, end - start)
 
     def score_rows(
@@ -99,29 +105,30 @@ class TorchScores:
         """
         rows = self._by_kv_head(queries)
         num_rows = rows.shape[:2].numel()
-        size = _filled(max(1, VOTE_TILE_BYTES // (4 * num_rows)))
+        size = min(_filled(max(1, VOTE_TILE_BYTES // (4 * num_rows))), _tile_rows(rows))
         tiles = self._tiles(layer, start, start + len(total), size)
         room = self._take_room(num_rows * len(total))
         powers = [
-            room[num_rows * at : num_rows * (at + len(keys))].view(*rows.shape[:2], -1)
-            for at, keys in tiles
+            room[num_rows * at : num_rows * (at + len(tile))].view(*rows.shape[:2], -1)
+            for at, tile in tiles
         ]
         maxima, sums = torch.empty(2, len(tiles), num_rows)
-        self._share_out(
-            [
-                partial(_raise_tile, rows, keys, power, most, own)
-                for (_, keys), power, most, own in zip(tiles, powers, maxima, sums, strict=True)
-            ]
-        )
+
+        def raise_tile(number: int, wide: torch.Tensor) -> None:
+            tile, power = tiles[number][1], powers[number]
+            _score_tile(rows, tile, wide, power)
+            _raise(power, maxima[number], sums[number])
+
+        self._share_out(len(tiles), rows, raise_tile)
         scales = torch.exp(maxima - maxima.amax(dim=0))
         shares = weights.view(len(rows), 1, -1).expand(-1, len(queries), -1).flatten()
         scales *= shares / (scales * sums).sum(dim=0)
-        self._share_out(
-            [
-                partial(_add_tile, scale, power, total[at : at + len(keys)])
-                for (at, keys), power, scale in zip(tiles, powers, scales, strict=True)
-            ]
-        )
+
+        def add_tile(number: int, wide: torch.Tensor) -> None:
+            at, tile = tiles[number]
+            total[at : at + len(tile)] += scales[number] @ powers[number].flatten(0, 1)
+
+        self._share_out(len(tiles), rows, add_tile)
 
     def _by_kv_head(self, queries: torch.Tensor) -> torch.Tensor:
         """Queries, scaled, as [num_kv_heads, num_queries · group, head_dim]."""
@@ -139,78 +146,87 @@ class TorchScores:
         return self._room[:size]
 
     def _tiles(self, layer: int, start: int, end: int, size: int) -> list[tuple[int, torch.Tensor]]:
-        """Keys [num_keys, num_kv_heads, head_dim] of [start, end) as they are stored, checked.
+        """Rows [num_keys, 2, num_kv_heads, head_dim] of [start, end) as they are stored, checked.
 
-        Each tile has up to `size` keys, and comes with its distance from `start`.
+        Each tile has up to `size` rows, and comes with its distance from `start`.
         """
         tiles = []
         for piece, first, last in self._rows.covering(start, end):
             piece.check_range(layer, first, last)
-            keys = self._rows.of(piece, layer)[:, 0]
+            rows = self._rows.of(piece, layer)
             for at in range(first, last, size):
-                part = keys[at - piece.start : min(at + size, last) - piece.start]
+                part = rows[at - piece.start : min(at + size, last) - piece.start]
                 tiles.append((at - start, part))
         return tiles
 
-    def _share_out(self, tasks: Sequence[Callable[[], None]]) -> None:
-        """Runs tasks, as many consecutive ones on each core."""
-        each = max(1, -(-len(tasks) // self._workers.num_threads))
-        shares = [tasks[at : at + each] for at in range(0, len(tasks), each)]
+    def _share_out(
+        self, count: int, rows: torch.Tensor, work: Callable[[int, torch.Tensor], None]
+    ) -> None:
+        """Does `work` for numbers below `count`, as many consecutive ones on each core.
+
+        Each core has memory for a tile, `rows` being what it is multiplied with.
+        """
+        size = _tile_rows(rows) * 2 * rows.shape[0] * rows.shape[2]
+        each = max(1, -(-count // self._workers.num_threads))
+        tasks = []
+        for core, first in enumerate(range(0, count, each)):
+            if self._wide[core].numel() < size:
+                self._wide[core] = torch.empty(size)
+            share = range(first, min(first + each, count))
+            tasks.append(partial(_work_on, share, work, self._wide[core]))
         with self._workers.leading():
-            self._workers.run([partial(_run_all, share) for share in shares])
+            self._workers.run(tasks)
 
 
-def _run_all(tasks: Sequence[Callable[[], None]]) -> None:
-    for task in tasks:
-        task()
+def _work_on(share: range, work: Callable[[int, torch.Tensor], None], wide: torch.Tensor) -> None:
+    for number in share:
+        work(number, wide)
 
 
-def _score_tile(rows: torch.Tensor, keys: torch.Tensor, out: torch.Tensor) -> None:
-    """Puts `rows` [num_kv_heads, num_rows, head_dim] times `keys` [num_keys, …] into `out`.
+def _score_tile(
+    queries: torch.Tensor, tile: torch.Tensor, wide: torch.Tensor, out: torch.Tensor
+) -> None:
+    """Puts `queries` [num_kv_heads, num_rows, head_dim] times the keys of `tile` into `out`.
 
     Equal keys get equal scores, wherever they are: their ties go to the lower index.
+
+    Args:
+        queries: Scaled.
+        tile: [num_keys, 2, num_kv_heads, head_dim], as it is stored.
+        wide: Memory for as many rows, rounded up, in float32.
+        out: [num_kv_heads, num_rows, num_keys].
     """
-    num_keys = keys.shape[0]
-    if num_keys % KEY_UNIT == 0:
-        keys = keys.float().permute(1, 2, 0)
-        if out.is_contiguous():
-            torch.bmm(rows, keys, out=out)
-        else:
-            out.copy_(torch.bmm(rows, keys))
-        return
-    filled = rows.new_empty(_filled(num_keys), *keys.shape[1:])
-    filled[:num_keys] = keys
-    filled[num_keys:] = 0.0
-    out.copy_(torch.bmm(rows, filled.permute(1, 2, 0))[..., :num_keys])
+    num_keys = len(tile)
+    if tile.dtype != torch.float32 or num_keys != _filled(num_keys):
+        stored = tile
+        tile = wide[: _filled(num_keys) * stored[0].numel()].view(-1, *stored.shape[1:])
+        tile[:num_keys] = stored
+        tile[num_keys:] = 0.0
+    keys = tile[:, 0].permute(1, 2, 0)
+    if len(tile) == num_keys and out.is_contiguous():
+        torch.bmm(queries, keys, out=out)
+    else:
+        out.copy_(torch.bmm(queries, keys)[..., :num_keys])
+
+
+def _tile_rows(queries: torch.Tensor) -> int:
+    """Rows that are widened at a time, for `queries` [num_kv_heads, num_rows, head_dim]."""
+    return _filled(max(1, TILE_BYTES // (4 * 2 * queries.shape[0] * queries.shape[2])))
 
 
 def _filled(num_keys: int) -> int:
     return -(-num_keys // KEY_UNIT) * KEY_UNIT
 
 
-def _raise_tile(
-    rows: torch.Tensor,
-    keys: torch.Tensor,
-    power: torch.Tensor,
-    most: torch.Tensor,
-    own: torch.Tensor,
-) -> None:
-    """Powers of e of scores, as for `_score_tile`, less each row's maximum.
+def _raise(power: torch.Tensor, most: torch.Tensor, own: torch.Tensor) -> None:
+    """Makes of scores powers of e, less each row's maximum.
 
     Args:
-        rows: [num_kv_heads, num_rows, head_dim].
-        keys: [num_keys, num_kv_heads, head_dim].
-        power: Receives them, [num_kv_heads, num_rows, num_keys].
+        power: [num_kv_heads, num_rows, num_keys], in place.
         most: Receives the maxima, [num_kv_heads · num_rows].
         own: Receives the powers' sums, same shape.
     """
-    _score_tile(rows, keys, power)
-    highest = most.view(*rows.shape[:2], 1)
+    highest = most.view(*power.shape[:2], 1)
     torch.amax(power, dim=-1, keepdim=True, out=highest)
     power.sub_(highest).exp_()
-    torch.sum(power, dim=-1, out=own.view(rows.shape[:2]))
-
-
-def _add_tile(scale: torch.Tensor, power: torch.Tensor, out: torch.Tensor) -> None:
-    """Adds rows `power` [num_kv_heads, num_rows, num_keys], each times its `scale`, to `out`."""
-    out += scale @ power.flatten(0, 1)
+    torch.sum(power, dim=-1, out=own.view(power.shape[:2]))
