@@ -43,8 +43,9 @@ def test_what_is_no_file_is_refused_at_once(tmp_path: Path, kind: str) -> None:
 
 def test_a_directory_and_a_missing_file_say_what_they_are(tmp_path: Path) -> None:
     before = num_open()
-    with pytest.raises(IsADirectoryError):
+    with pytest.raises(IsADirectoryError) as caught:
         open_regular(tmp_path)
+    assert caught.value.filename == str(tmp_path)
     with pytest.raises(FileNotFoundError):
         open_regular(tmp_path / "none")
     assert num_open() == before

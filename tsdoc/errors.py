@@ -134,7 +134,12 @@ class CorruptPageError(StoreError):
 
 
 def reason_of(error: Exception) -> str:
-    """Returns why reading data failed, for a message: "hidden_size is missing" for a KeyError."""
+    """Returns why reading data failed, for a message: "hidden_size is missing" for a KeyError.
+
+    What names the file already needs no more of an OSError than what is wrong with it.
+    """
     if isinstance(error, KeyError):
         return f"{error.args[0]} is missing"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
     return str(error) or type(error).__name__

@@ -37,9 +37,11 @@ def open_regular(path: Path, *, follow: bool = True) -> BufferedReader:
         raise
     try:
         mode = os.fstat(descriptor).st_mode
-        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(mode):
             raise NotRegularError(path)
-        return os.fdopen(descriptor, "rb")  # refuses a directory
+        return os.fdopen(descriptor, "rb")
     except OSError:
         os.close(descriptor)
         raise

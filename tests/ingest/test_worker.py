@@ -123,6 +123,18 @@ def test_a_reader_that_dies_before_it_has_its_request_is_given_up(
     assert reading.incomplete == "crashed the reader"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems limit something else")
+def test_a_limit_of_the_users_own_that_is_lower_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = "import resource; resource.setrlimit(resource.RLIMIT_DATA, (200 << 20, 200 << 20))\n"
+    code = textwrap.dedent(READER).replace(
+        'yield {"read": number, ', 'yield {"limit": resource.getrlimit(resource.RLIMIT_DATA), '
+    )
+    monkeypatch.setattr(worker_module, "_START", start + code)
+    with Worker(limits()) as worker:
+        reading = worker.read({"reader": "made", "trouble": "none"})
+    assert [message["limit"] for message in reading.messages] == [[200 << 20] * 2] * 5
+
+
 def test_a_machine_that_starts_no_process_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: object, **options: object) -> None:
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))

@@ -123,7 +123,12 @@ def test_a_template_that_cannot_be_split_gives_way_to_the_plain_format(
 
 
 @pytest.mark.parametrize(
-    "source", ["{% if", "{{ raise_exception('never') }}", "{{ messages.x.y }}", "{{ 1 / 0 }}"]
+    "source",
+    [
+        *("{% if", "{{ raise_exception('never') }}", "{{ messages.x.y }}", "{{ 1 / 0 }}"),
+        "{% break %}",  # Jinja takes it, Python does not
+        "{% for i in [1] %}" * 21 + "{% endfor %}" * 21,
+    ],
 )
 def test_a_failing_template_is_a_model_error(tmp_path: Path, source: str) -> None:
     with pytest.raises(ModelError, match="chat template fails"):

@@ -72,7 +72,8 @@ def _limit_memory(num_bytes: int) -> None:
     import resource
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if sys.platform == "linux":
-        resource.setrlimit(resource.RLIMIT_DATA, (num_bytes, num_bytes))
-    else:
-        resource.setrlimit(resource.RLIMIT_AS, (num_bytes, num_bytes))
+    kind = resource.RLIMIT_DATA if sys.platform == "linux" else resource.RLIMIT_AS
+    _, most = resource.getrlimit(kind)
+    if most != resource.RLIM_INFINITY:  # the user's own limit, which nobody may raise
+        num_bytes = min(num_bytes, most)
+    resource.setrlimit(kind, (num_bytes, num_bytes))

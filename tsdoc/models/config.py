@@ -167,14 +167,9 @@ def read_config(directory: Path) -> ModelConfig:
     Raises:
         ModelError: a file is missing or damaged, or as `from_hf`.
     """
-    try:
-        config = _read_json(directory / "config.json")
-        path = directory / "generation_config.json"
-        generation = _read_json(path) if path.exists() else None
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"config cannot be read ({error})", where=str(directory)) from error
-    if not isinstance(config, dict) or not isinstance(generation, dict | None):
-        raise ModelError("config is not a JSON object", where=str(directory))
+    config = _read_object(directory / "config.json")
+    path = directory / "generation_config.json"
+    generation = _read_object(path) if path.exists() else None
     try:
         return from_hf(config, generation)
     except ModelError as error:
@@ -182,9 +177,15 @@ def read_config(directory: Path) -> ModelConfig:
         raise ModelError(error.message, where=where, hint=error.hint) from error
 
 
-def _read_json(path: Path) -> object:
-    with open_regular(path) as file:
-        return json.load(file)
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        with open_regular(path) as file:
+            value = json.load(file)
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"config cannot be read ({reason_of(error)})", where=str(path)) from error
+    if not isinstance(value, dict):
+        raise ModelError("config is not a JSON object", where=str(path))
+    return value
 
 
 def _build(

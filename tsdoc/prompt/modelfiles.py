@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tsdoc.errors import ModelError
+from tsdoc.errors import ModelError, reason_of
 from tsdoc.regular import open_regular
 
 
@@ -40,4 +40,4 @@ def read_text(path: Path) -> str | None:
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
-        raise ModelError(f"cannot be read ({error})", where=str(path)) from error
+        raise ModelError(f"cannot be read ({reason_of(error)})", where=str(path)) from error

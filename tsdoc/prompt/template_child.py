@@ -33,6 +33,7 @@ def run_template(request: Message, begin: Begin) -> Iterator[Message]:
         ImportError,
         LookupError,
         RecursionError,
+        SyntaxError,  # of the Python that Jinja writes: a break outside a loop, loops too deep
         TemplateError,
         TypeError,
         ValueError,
