@@ -9,6 +9,7 @@ from hypothesis import given
 
 from tsdoc.engine.forward import chunk_bounds
 from tsdoc.kernels.selection import (
+    SIFT_STEP,
     SelectionConfig,
     allowed_mask,
     chunk_range,
@@ -25,6 +26,35 @@ CONFIG = SelectionConfig(n_init=4, n_local=12, top_k=3, chunk_size=8)
 def test_among_equals_the_lower_index_wins(scores: list[float], k: int) -> None:
     order = sorted(range(len(scores)), key=lambda i: (-scores[i], i))
     assert top_indices(torch.tensor(scores), k).tolist() == sorted(order[:k])
+
+
+def make_scores(kind: str, count: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(4)
+    if kind == "random":
+        return torch.rand(count, generator=generator) ** 8
+    if kind == "few values":
+        return torch.randint(0, 5, (count,), generator=generator).float()
+    if kind == "rising":
+        return torch.arange(count).float()
+    if kind == "seen ones low":  # those that tell where to draw the line
+        return (torch.arange(count) % SIFT_STEP != 0).float() * torch.rand(count)
+    if kind == "seen ones high":
+        return (torch.arange(count) % SIFT_STEP == 0).float()
+    scores = torch.full((count,), -torch.inf)
+    scores[5::7] = 1.0
+    return scores
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["random", "few values", "rising", "seen ones low", "seen ones high", "mostly not allowed"],
+)
+@pytest.mark.parametrize("count", [63, 1000, 5003, 40_000])
+@pytest.mark.parametrize("k", [1, 62, 500, 2048])
+def test_the_largest_are_found_whatever_every_nth_value_says(kind: str, count: int, k: int) -> None:
+    scores = make_scores(kind, count)
+    order = torch.argsort(scores, descending=True, stable=True)[:k]
+    assert torch.equal(top_indices(scores, k), order.sort().values)
 
 
 @pytest.mark.parametrize("num_heads", [2, 7, 9, 14, 28])

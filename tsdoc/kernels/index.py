@@ -203,8 +203,8 @@ def query_weights(
     num_queries, num_heads, head_dim = queries.shape
     num_kv = centre.shape[0]
     grouped = queries.view(num_queries, num_kv, -1, head_dim)
-    weights = torch.einsum("ckgd,kdr->ckgr", grouped, axes)
-    offsets = torch.einsum("ckgd,kd->ckg", grouped, centre)
+    weights = grouped @ axes
+    offsets = (grouped @ centre.unsqueeze(-1)).squeeze(-1)
     offsets = offsets - weights.sum(dim=-1) * MIDDLE
     return weights.reshape(num_queries, num_heads, RANK), offsets.reshape(num_queries, num_heads)
 

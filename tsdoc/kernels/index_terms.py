@@ -10,25 +10,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Protocol
 
 import torch
 
-from tsdoc.kernels.index import HALF, LEVELS, PAGE, RANK, query_weights
+from tsdoc.kernels.index import HALF, LEVELS, MIDDLE, PAGE, RANK
+from tsdoc.kernels.index_products import (
+    ByteProducts,
+    FloatProducts,
+    Products,
+    Scratch,
+    multiplies_bytes,
+)
 from tsdoc.kernels.kv import LayerIndex
 from tsdoc.kernels.piece_rows import as_tensor
 from tsdoc.kernels.workers import Workers
 
 LOG2_E = math.log2(math.e)
-TILE_PAGES = 64  # at most, that are worked on at a time
-TILE_BYTES = 1 << 20  # of terms, likewise
 PEAK_SAMPLE = 256  # keys among which the greatest score is looked for
-LOW_CODES = 0x0F0F0F0F  # of four bytes
-MANTISSA = 1 << 23
-ONE = 127 * MANTISSA  # the bits of 1.0
-LINE = math.log2(0.5 / math.log(2) ** 2)  # how much the straight line lies above, on average
-GREATEST = 100  # terms are at most 2^100 times the sample's greatest, so that sums are finite
 
 
 class Terms(Protocol):
@@ -47,53 +48,21 @@ class Terms(Protocol):
         """Sums [num_rows] of terms / 2^lse over positions `at`, ascending, from the first on."""
 
 
-class Scratch:
-    """What one core unpacks codes into."""
-
-    def __init__(self) -> None:
-        self._halves = torch.empty(0, dtype=torch.int32)
-        self._codes = torch.empty(0)
-        self._out = torch.empty(0)
-
-    def products(
-        self, bias: torch.Tensor, weights: torch.Tensor, packed: torch.Tensor
-    ) -> torch.Tensor:
-        """Bias [num_kv_heads, rows, 1] and weights times codes, [num_kv_heads, rows, keys].
-
-        Args:
-            bias: Of each row.
-            weights: [num_kv_heads, rows, RANK].
-            packed: [num_kv_heads, keys / 2, RANK] uint8; low codes come before all high ones.
-        """
-        num_kv, lines, _ = packed.shape
-        shape = (num_kv, 2, lines, RANK // 4)
-        if self._halves.shape != shape:
-            self._halves = torch.empty(shape, dtype=torch.int32)
-            self._codes = torch.empty(num_kv, 2, lines, RANK)
-        if self._out.shape != (num_kv, weights.shape[1], 2 * lines):
-            self._out = torch.empty(num_kv, weights.shape[1], 2 * lines)
-        words = packed.view(torch.int32)  # four codes at a time
-        low, high = self._halves.unbind(1)
-        torch.bitwise_and(words, LOW_CODES, out=low)
-        torch.bitwise_right_shift(words, 4, out=high)
-        high.bitwise_and_(LOW_CODES)
-        self._codes.copy_(self._halves.view(torch.uint8))
-        codes = self._codes.flatten(1, 2).mT
-        return torch.baddbmm(bias, weights, codes, out=self._out)
-
-
 class Room:
     """Memory for terms and what leads to them, used again: fresh memory costs more than arithmetic.
 
     Args:
         workers: Take tiles of keys, each with a scratch of its own.
+        by_bytes: Whether codes are multiplied as bytes; None decides by the processor.
     """
 
-    def __init__(self, workers: Workers | None = None) -> None:
+    def __init__(self, workers: Workers | None = None, *, by_bytes: bool | None = None) -> None:
         self._workers = workers or Workers(1)
+        self._by_bytes = multiplies_bytes() if by_bytes is None else by_bytes
         self._scratches = [Scratch() for _ in range(self._workers.num_threads)]
         self._bits = torch.empty(0, dtype=torch.int32)
         self._taken = 0
+        self._tensors: dict[int, tuple[LayerIndex, torch.Tensor, torch.Tensor]] = {}
 
     def clear(self) -> None:
         """Gives up what was taken."""
@@ -107,6 +76,30 @@ class Room:
         taken = self._bits[self._taken : end]
         self._taken = end
         return taken
+
+    @property
+    def num_threads(self) -> int:
+        """Cores that take tiles."""
+        return self._workers.num_threads
+
+    def leading(self) -> AbstractContextManager[None]:
+        """See `Workers.leading`: for all that goes before and after tiles."""
+        return self._workers.leading()
+
+    def tensors(self, index: LayerIndex) -> tuple[torch.Tensor, torch.Tensor]:
+        """An index's codes, and what queries are multiplied with to ask for scores in base 2.
+
+        That is [num_kv_heads, head_dim, RANK + 1]: the axes, and beside them the centre.
+        """
+        if id(index) not in self._tensors:  # it is kept, so that no other gets its id
+            axes, centre = as_tensor(index.axes), as_tensor(index.centre)
+            asked = torch.cat((axes, centre.unsqueeze(-1)), dim=-1) * LOG2_E
+            self._tensors[id(index)] = index, as_tensor(index.codes), asked
+        return self._tensors[id(index)][1:]
+
+    def products(self, weights: torch.Tensor) -> Products:
+        """What multiplies codes with `weights` [num_kv_heads, rows, RANK] float32."""
+        return ByteProducts(weights) if self._by_bytes else FloatProducts(weights)
 
     def share_out(self, count: int, work: Callable[[int, Scratch], None]) -> None:
         """Does `work` for numbers below `count`, as many consecutive ones on each core."""
@@ -147,63 +140,63 @@ class IndexTerms:
         allowed: torch.Tensor | None,
         room: Room,
     ) -> None:
-        self._codes = as_tensor(index.codes)
+        self._codes, asked = room.tensors(index)
         self._first, self._last, self._allowed, self._room = first, last, allowed, room
-        axes, centre = as_tensor(index.axes), as_tensor(index.centre)
-        num_kv = len(axes)
-        weights, offsets = query_weights(queries * LOG2_E, axes, centre)
-        grouped = len(queries), num_kv, -1  # rows are queries' heads, by KV head
-        weights = weights.view(*grouped, RANK).transpose(0, 1).reshape(num_kv, -1, RANK)
-        offsets = offsets.view(grouped).transpose(0, 1).flatten()
-        peaks = self._peaks(weights)
-        self._weights = weights * MANTISSA
-        self._bias = (ONE - MANTISSA * LINE) - MANTISSA * peaks
-        num_rows = weights.shape[:2].numel()
-        self._pages = max(1, min(TILE_PAGES, TILE_BYTES // (4 * PAGE * num_rows)))
-        firsts = range(first // PAGE, -(-last // PAGE), self._pages)
-        self._starts = [page * PAGE for page in firsts]
-        ends = [min(start + self._pages * PAGE, -(-last // PAGE) * PAGE) for start in self._starts]
+        num_kv, head_dim, _ = asked.shape  # rows are queries' heads, by KV head
+        rows = queries.view(len(queries), num_kv, -1, head_dim).transpose(0, 1)
+        weights = rows.reshape(num_kv, -1, head_dim) @ asked
+        self._products = products = room.products(weights[..., :RANK])
+        offsets = weights[..., RANK] - products.weights.sum(dim=-1) * MIDDLE
+        peaks = products.refer_to(self._sample())
+        num_rows = peaks.numel()
+        begin, end = first // PAGE, -(-last // PAGE)
+        pages = products.num_pages(end - begin, room.num_threads)
+        self._starts = [page * PAGE for page in range(begin, end, pages)]
         self._tiles = [
-            room.take(num_rows * (end - start)).view(num_rows, -1)
-            for start, end in zip(self._starts, ends, strict=True)
+            room.take(num_rows * (stop - start)).view(num_rows, -1)
+            for start, stop in zip(self._starts, [*self._starts[1:], end * PAGE], strict=True)
         ]
         sums = torch.empty(len(self._tiles), num_rows)
         room.share_out(len(self._tiles), lambda at, scratch: self._raise(at, scratch, sums[at]))
-        self._scale = -(peaks.flatten() + offsets)  # log2 of what makes terms of what is kept
+        self._scale = -(peaks + offsets).flatten()  # log2 of what makes terms of what is kept
         self.lse = sums.sum(dim=0).log2() - self._scale
 
-    def _peaks(self, weights: torch.Tensor) -> torch.Tensor:
-        """Greatest products [num_kv_heads, rows, 1] of a sample of the keys that count."""
-        at = torch.arange(self._first, self._last)
-        at = at if self._allowed is None else at[self._allowed]
-        at = at[:: -(-max(len(at), 1) // PEAK_SAMPLE)]
-        if not len(at):
-            return torch.zeros(*weights.shape[:2], 1)
-        lines = at // PAGE * HALF + at % HALF
-        packed = self._codes[:, lines]
-        codes = (packed >> (at % PAGE // HALF * 4).byte()[:, None]) & (LEVELS - 1)
-        return torch.bmm(weights, codes.float().mT).amax(dim=-1, keepdim=True)
+    def _sample(self) -> torch.Tensor:
+        """Codes [num_kv_heads, n, RANK] of some of the keys that count; none if none does."""
+        first, last = -(-self._first // PAGE) * HALF, self._last // PAGE * HALF
+        if self._allowed is None and first < last:  # whole pages: no need to look at single keys
+            packed = self._codes[:, first : last : _stride(2 * (last - first))]
+            return torch.cat((packed & (LEVELS - 1), packed >> 4), dim=1)
+        if self._allowed is None:
+            at = torch.arange(self._first, self._last)
+        else:
+            at = self._allowed.nonzero().squeeze(1) + self._first
+        at = at[:: _stride(len(at))]
+        packed = self._codes[:, at // PAGE * HALF + at % HALF]
+        return (packed >> (at % PAGE // HALF * 4).byte()[:, None]) & (LEVELS - 1)
 
     def _raise(self, at: int, scratch: Scratch, sums: torch.Tensor) -> None:
         """Fills a tile with bits of terms, and `sums` [num_rows]."""
         bits = self._tiles[at]
-        num_rows, width = bits.shape
-        start = self._starts[at] // 2
-        packed = self._codes[:, start : start + width // 2]
-        products = scratch.products(self._bias, self._weights, packed)
-        products.clamp_(0, ONE + GREATEST * MANTISSA)
-        bits.copy_(products.view(num_rows, width))
+        start, width = self._starts[at], bits.shape[1]
+        packed = self._codes[:, start // 2 : (start + width) // 2]
+        self._products.fill(scratch, packed, bits.view(len(packed), -1, width))
         terms = bits.view(torch.float32)
-        self._leave_out(terms, self._starts[at])
+        self._leave_out(terms, start)
         torch.sum(terms, dim=-1, out=sums)
 
     def _leave_out(self, terms: torch.Tensor, start: int) -> None:
         """Takes away the terms, of a tile from position `start` on, of keys that do not count."""
-        width = terms.shape[1]
+        num_rows, width = terms.shape
         low, high = max(self._first - start, 0), min(self._last - start, width)
-        if low > 0 or high < width:
-            outside = torch.cat((torch.arange(low), torch.arange(high, width)))
-            terms.index_fill_(1, _places(outside, width), 0.0)
+        halves = terms.view(num_rows, 2, -1, HALF)
+        for half in range(2):
+            # Less than a page is left over at either end.
+            if low > half * HALF:
+                halves[:, half, 0, : low - half * HALF] = 0.0
+            kept = high - (width - PAGE) - half * HALF
+            if kept < HALF:
+                halves[:, half, -1, max(kept, 0) :] = 0.0
         if self._allowed is not None:
             allowed = self._allowed[start + low - self._first : start + high - self._first]
             inside = torch.arange(low, high)[~allowed]
@@ -230,10 +223,13 @@ class IndexTerms:
         edges = torch.tensor([*self._starts, self._last])
         cuts = torch.searchsorted(at, edges).tolist()
         for start, tile, low, high in zip(self._starts, self._tiles, cuts, cuts[1:], strict=False):
-            inside = at[low:high] - start
-            place = _places(inside, tile.shape[1])
+            place = _places(at[low:high] - start, tile.shape[1])
             sums += tile.view(torch.float32).index_select(1, place).sum(dim=-1)
         return sums * torch.exp2(-self._scale - lse)
+
+
+def _stride(count: int) -> int:
+    return -(-max(count, 1) // PEAK_SAMPLE)
 
 
 def _places(at: torch.Tensor, width: int) -> torch.Tensor:

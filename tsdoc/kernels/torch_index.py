@@ -78,11 +78,14 @@ class _Joint:
     def __init__(self, parts: Sequence[Terms], bounds: Sequence[int]) -> None:
         self._parts = parts
         self._bounds = torch.tensor(bounds)
-        self.lse = log2_sum(torch.stack([part.lse for part in parts]), dim=0)
+        self.lse = parts[0].lse
+        if len(parts) > 1:
+            self.lse = log2_sum(torch.stack([part.lse for part in parts]), dim=0)
 
     def votes(self, shares: torch.Tensor, lse: torch.Tensor) -> torch.Tensor:
         """See `Terms.votes`."""
-        return torch.cat([part.votes(shares, lse) for part in self._parts])
+        votes = [part.votes(shares, lse) for part in self._parts]
+        return votes[0] if len(votes) == 1 else torch.cat(votes)
 
     def settle(self, at: torch.Tensor, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Puts exact terms in the place of those at positions `at`, ascending.

@@ -111,16 +111,17 @@ class TorchSelector:
         if covered is None:
             return None
         config, found_by = self._config, watch.config
-        chosen = select_by_index(
-            [(piece, index) for piece, _, _, index in covered],
-            query * query.shape[-1] ** -0.5,
-            around,
-            allowed,
-            partial(self._scores.score_rows, layer, query.unsqueeze(0)),
-            top_k=config.top_k,
-            num_candidates=found_by.num_candidates(config.top_k, around.num_candidates),
-            room=self._room,
-        )
+        with self._room.leading():
+            chosen = select_by_index(
+                [(piece, index) for piece, _, _, index in covered],
+                query * query.shape[-1] ** -0.5,
+                around,
+                allowed,
+                partial(self._scores.score_rows, layer, query.unsqueeze(0)),
+                top_k=config.top_k,
+                num_candidates=found_by.num_candidates(config.top_k, around.num_candidates),
+                room=self._room,
+            )
         if allowed is None and watch.wants_sample(layer):
             (exact,) = self._select_exactly(layer, query.unsqueeze(0), [around], allowed)
             watch.note(layer, self._share(layer, query, around, chosen, exact))
