@@ -360,6 +360,31 @@ def test_cache_repair_says_what_became_of_each_entry(
     assert f"warning: {entries[0][:10]}: the model is not on this disk" in result.stderr
 
 
+def test_what_another_version_has_kept_is_neither_damaged_nor_repaired(
+    cli: Cli, services: FakeServices, entries: list[str]
+) -> None:
+    for path in services.home().store.rglob("*.json"):
+        if path.parent.name == entries[0] or path.name == "segment.json":
+            path.write_text(path.read_text("utf-8").replace('"format": 2', '"format": 1'), "utf-8")
+    services.repaired = {entries[0]: Repaired(problem="was written by an older tsdoc")}
+    for command in ("verify", "repair"):
+        result = cli("cache", command, entries[0])
+        assert result.code == 0
+        assert result.stdout.splitlines()[1].split() == [entries[0][:10], "not", "checked"]
+        assert "1 entry of an older tsdoc: never read" in result.stderr
+        assert "warning" not in result.stderr
+        (value,) = cli("cache", command, entries[0], "--json").json()["entries"]
+        assert value["status"] == "stale"
+        assert "older tsdoc" in value["problem"]
+    (row,) = [r for r in cli("cache", "list").stdout.splitlines() if r.startswith(entries[0][:10])]
+    assert row.split()[1] == "?"
+    shown = cli("cache", "show", entries[0]).stdout
+    assert "1970" not in shown
+    rows = [line.split(maxsplit=1) for line in shown.splitlines()]
+    for name in ("document", "tokens", "created"):
+        assert [name, "unknown"] in rows
+
+
 def test_pages_that_were_not_read_are_not_called_ok(
     cli: Cli, services: FakeServices, entries: list[str]
 ) -> None:

@@ -17,6 +17,8 @@ from tsdoc.cli.entries import (
     describe_total,
     entry_json,
     find_entries,
+    is_foreign,
+    note_foreign,
     show_entries,
     show_entry,
     show_states,
@@ -221,7 +223,12 @@ def cache_verify(run: Run, entry_ids: Ids = None) -> None:
                 for entry, result in zip(entries, results, strict=True)
             ],
         )
-    if any(result["damaged"] or result["problem"] for result in results):
+    note_foreign(run, entries)
+    if any(
+        result["damaged"] or result["problem"]
+        for entry, result in zip(entries, results, strict=True)
+        if not is_foreign(entry)
+    ):
         raise typer.Exit(StoreError.exit_code)
 
 
@@ -242,7 +249,7 @@ def verify_entry(run: Run, store: Store, entry: EntryInfo) -> dict[str, object]:
     for block in damaged:
         message = f"tokens {block['start']:,} to {block['end']:,} are damaged; {REPAIR}"
         run.reporter.warn("damaged_block", str(block["where"]), message)
-    if problem:
+    if problem and not is_foreign(entry):
         run.reporter.warn("damaged_entry", entry.entry_id[:ID_SHOWN], f"{problem}; {REPAIR}")
     return {
         "entry_id": entry.entry_id,
@@ -265,20 +272,23 @@ def cache_repair(run: Run, entry_ids: Ids = None, *, model: Model, tuning: Tunin
         settings=settings, home=home, store=store, reporter=run.reporter
     )
     results = [(entry, repairer.repair(entry)) for entry in entries]
-    for entry, result in results:
-        if result.problem is not None:
-            run.reporter.warn("not_repaired", entry.entry_id[:ID_SHOWN], result.problem)
+    failed = [(e, r) for e, r in results if r.problem is not None and not is_foreign(e)]
+    for entry, result in failed:
+        run.reporter.warn("not_repaired", entry.entry_id[:ID_SHOWN], str(result.problem))
     if run.output.json:
         fields = [{"entry_id": e.entry_id, "status": e.status, **asdict(r)} for e, r in results]
         run.answer({"entries": fields})
     else:
         show_states(run, [(entry, *_outcome(entry, result)) for entry, result in results])
-    if any(result.problem is not None for _, result in results):
+    note_foreign(run, entries)
+    if failed:
         raise typer.Exit(StoreError.exit_code)
 
 
 def _verdict(entry: EntryInfo, result: Mapping[str, object]) -> str:
     """Returns a word for what was found; pages are read of complete entries alone."""
+    if is_foreign(entry):
+        return "not checked"
     if result["damaged"] or result["problem"]:
         return "damaged"
     return {"complete": "ok", "incomplete": "not finished"}.get(entry.status, "not checked")
@@ -286,6 +296,8 @@ def _verdict(entry: EntryInfo, result: Mapping[str, object]) -> str:
 
 def _outcome(entry: EntryInfo, result: Repaired) -> tuple[str, str]:
     """Returns a word for what became of an entry, and what was computed for that."""
+    if is_foreign(entry):
+        return "not checked", ""
     if result.problem is not None:
         return "not repaired", ""
     if result.num_tokens:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 ID_SHOWN = 10
 NAMES_SHOWN = 5
+UNKNOWN = "unknown"
 
 
 def find_entries(entries: Sequence[EntryInfo], names: Sequence[str]) -> list[EntryInfo]:
@@ -81,6 +82,24 @@ def status(entry: EntryInfo) -> str:
     return f"{state}, in use" if entry.in_use else state
 
 
+def is_foreign(entry: EntryInfo) -> bool:
+    """Whether another version of tsdoc has written it: it is never read, so never damaged."""
+    return entry.status in ("stale", "newer")
+
+
+def note_foreign(run: Run, entries: Sequence[EntryInfo]) -> None:
+    """Says what becomes of entries that were passed over because of who has written them."""
+    stale = [entry for entry in entries if entry.status == "stale"]
+    newer = [entry for entry in entries if entry.status == "newer"]
+    if stale:
+        run.reporter.note(
+            f"{count(stale)} of an older tsdoc: never read, the first to go when room is needed"
+            " (`tsdoc cache remove` frees it now); their documents are prefilled again"
+        )
+    if newer:
+        run.reporter.note(f"{count(newer)} of a newer tsdoc: left alone")
+
+
 def count(entries: Sequence[EntryInfo]) -> str:
     """Returns "1 entry" or "3 entries"."""
     return format_count(len(entries), "entry", "entries")
@@ -94,9 +113,11 @@ def age(since: float) -> str:
     return f"{seconds / 86_400:.0f} days ago"
 
 
-def date(moment: float) -> str:
-    """Returns a moment (seconds since the epoch) as local date and time."""
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(moment))
+def _moment(seconds: float) -> str:
+    """Returns a moment (seconds since the epoch) as local date and time, and how long ago."""
+    if not seconds:
+        return UNKNOWN
+    return f"{time.strftime('%Y-%m-%d %H:%M', time.localtime(seconds))}, {age(seconds)}"
 
 
 def describe_total(entries: Sequence[EntryInfo], *, num_bytes: int, shared_bytes: int) -> str:
@@ -116,8 +137,8 @@ def redo_s(entry: EntryInfo, rates: Mapping[str, float]) -> float | None:
 
 
 def redo(entry: EntryInfo, rates: Mapping[str, float]) -> str:
-    """Returns `redo_s` in words, "–" for an entry that shares everything."""
-    if not entry.exclusive_bytes:
+    """Returns `redo_s` in words, "–" where nothing is lost: all is shared, or of no use."""
+    if not (entry.exclusive_bytes and entry.committed_tokens):
         return "–"
     seconds = redo_s(entry, rates)
     return "?" if seconds is None else duration(seconds)
@@ -135,7 +156,7 @@ def show_entries(
     rows = [
         (
             _short(entry),
-            f"{entry.num_tokens:,}",
+            f"{entry.num_tokens:,}" if entry.num_tokens else "?",
             *(format_bytes(part) for part in _size_parts(entry)[: 2 if sharing else 1]),
             status(entry),
             age(entry.last_used),
@@ -166,17 +187,19 @@ def show_entry(
     from tsdoc.models.config import describe_rope
 
     done = "" if entry.committed_tokens == entry.num_tokens else ", of which {} are computed"
-    model = {**entry.model, "rope": describe_rope(entry.model.get("rope", "unknown"))}
+    model = {**entry.model, "rope": describe_rope(entry.model.get("rope", UNKNOWN))}
     rows = [
         ("id", entry.entry_id),
-        ("document", entry.name),
+        ("document", entry.name or UNKNOWN),
         ("status", ": ".join(filter(None, (status(entry), entry.problem or _meaning(entry))))),
-        ("tokens", f"{entry.num_tokens:,}{done.format(f'{entry.committed_tokens:,}')}"),
+        ("tokens", f"{entry.num_tokens:,}{done.format(f'{entry.committed_tokens:,}')}")
+        if entry.num_tokens
+        else ("tokens", UNKNOWN),
         ("size", _describe_size(entry, entries)),
         ("to redo", redo(entry, rates)),
-        ("created", f"{date(entry.created)}, {age(entry.created)}"),
-        ("last used", f"{date(entry.last_used)}, {age(entry.last_used)}"),
-        ("model", str(entry.meta.get("model", "unknown"))),
+        ("created", _moment(entry.created)),
+        ("last used", _moment(entry.last_used)),
+        ("model", str(entry.meta.get("model", UNKNOWN))),
         *(("file", name) for name in entry.sources),
         ("model key", entry.model_key),
         *((f"  {key}", str(value)) for key, value in sorted(model.items())),
