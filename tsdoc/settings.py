@@ -149,7 +149,8 @@ class EngineSettings(_Group):
             with, if there is memory for both and compute_dtype is auto too.
         threads: CPU threads; None is one per core.
         index: How questions and answers find candidates: int4 by a key index of 16 bytes per key
-            and head, none by reading all keys. Prefill always reads all keys.
+            and head, none by reading all keys. auto is int4 on a CPU, and on a GPU with
+            device_memory. Prefill always reads all keys.
         index_candidates: Tokens then scored exactly, as a multiple of top_k; None is 3, and on
             a CPU 1.25 for 131,072 tokens or fewer.
         device_memory: Bytes of a GPU's memory to use at most; None is all of it. With a limit, K
@@ -165,7 +166,7 @@ class EngineSettings(_Group):
     compute_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     decode_weights: Literal["auto", "float32", "bfloat16"] = "auto"
     threads: Positive | None = None
-    index: Literal["none", "int4"] = "none"
+    index: Literal["auto", "none", "int4"] = "auto"
     index_candidates: Annotated[int, Field(ge=1, le=64)] | None = None
     device_memory: Size | None = None
 

@@ -15,16 +15,38 @@ def test_results_come_in_the_order_of_the_tasks_and_each_uses_one_thread() -> No
     before = torch.get_num_threads()
     workers = Workers(3)
 
-    def task(number: int) -> tuple[int, int, bool]:
-        threading.Event().wait(0.01 * (5 - number))
-        return number, torch.get_num_threads(), threading.current_thread().name[:9] == "tsdoc-cpu"
+    names: set[str] = set()
 
-    assert workers.run([partial(task, n) for n in range(5)]) == [(n, 1, True) for n in range(5)]
+    def task(number: int) -> tuple[int, int]:
+        names.add(threading.current_thread().name)
+        threading.Event().wait(0.01 * (5 - number))
+        return number, torch.get_num_threads()
+
+    assert workers.run([partial(task, n) for n in range(5)]) == [(n, 1) for n in range(5)]
     assert torch.get_num_threads() == before
+    assert len(names) == 3
+
+
+def test_the_caller_takes_what_nobody_has_begun() -> None:
+    """Whatever the only other thread is busy with."""
+    workers = Workers(2)
+    later = threading.Event()
+
+    def wait(number: int) -> int:
+        assert later.wait(60)
+        return number
+
+    def tell(number: int) -> int:
+        later.set()
+        return number
+
+    assert workers.run([partial(int, 0), partial(wait, 1), partial(tell, 2)]) == [0, 1, 2]
 
 
 def test_fewer_tasks_than_threads_share_them_out() -> None:
+    before = torch.get_num_threads()
     assert Workers(4).run([torch.get_num_threads] * 2) == [2, 2]
+    assert torch.get_num_threads() == before
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])

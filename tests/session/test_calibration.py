@@ -143,11 +143,11 @@ def test_a_limited_device_is_asked_for_its_plan_before_the_prefill(
 
     monkeypatch.setattr("tsdoc.kernels.torch_cache.TorchBackend", Limited)
     reporter = Recorder()
-    with start(reporter) as session:
+    with start(reporter, engine={"index": "none"}) as session:
         prepared = session.prepare()
     assert prepared.estimate.device == CAPPED
     assert asked == [prepared.prompt_tokens]
-    assert any("--set index=int4" in note for note in reporter.notes)
+    assert any("without index=none" in note for note in reporter.notes)
     with start() as session:
         assert session.prepare().estimate.device is None  # there was nothing to compute
 

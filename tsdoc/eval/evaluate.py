@@ -40,7 +40,12 @@ from tsdoc.progress import Reporter
 from tsdoc.session.loading import load_model
 from tsdoc.session.memory import check_kv_memory
 from tsdoc.session.opening import OpenedModel, open_model
-from tsdoc.session.resolving import kv_shape, reread_tokens, resolve_compute_dtype
+from tsdoc.session.resolving import (
+    index_kind,
+    kv_shape,
+    reread_tokens,
+    resolve_compute_dtype,
+)
 from tsdoc.settings import ParallelSettings, Settings
 from tsdoc.store.files import STORE_NOT_WRITABLE
 
@@ -203,7 +208,7 @@ class _Subject:
             "theta": engine.theta,
             "question_chunk_size": engine.question_chunk_size,
             "reread_tokens": reread_tokens(engine, self.device),
-            "index": engine.index,
+            "index": index_kind(engine, self.device),
             "index_candidates": engine.index_candidates,
             "selection": self.settings.selection.model_dump(),
             "document": digest_pieces(self.pieces),

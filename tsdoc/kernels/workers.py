@@ -34,24 +34,34 @@ class Workers:
     def run(self, tasks: Sequence[Callable[[], T]]) -> list[T]:
         """Runs all tasks and returns their results in order.
 
-        Torch's threads are shared out among the tasks that run at a time. Returns, or raises what
-        the first failing task raised, only when no task is running any more: what they write to may
-        then be given back.
+        The calling thread takes those that no other has begun, so that short ones need not wait
+        for a thread to wake up. Torch's threads are shared out among the tasks that run at a time.
+        Returns, or raises what a failing task raised, only when no task is running any
+        more: what they write to may then be given back.
         """
         if self.num_threads == 1 or len(tasks) < 2:
             return [task() for task in tasks]
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(self.num_threads, thread_name_prefix="tsdoc-cpu")
+            num_others = self.num_threads - 1
+            self._pool = ThreadPoolExecutor(num_others, thread_name_prefix="tsdoc-cpu")
         each = max(1, self.num_threads // len(tasks))
         inference = torch.is_inference_mode_enabled()
+        before = torch.get_num_threads()
         futures: list[Future[T]] = []
         try:
-            futures += [self._pool.submit(_run, task, each, inference) for task in tasks]
-            return [future.result() for future in futures]
+            futures += [self._pool.submit(_run, task, each, inference) for task in tasks[1:]]
+            done = {0: _run(tasks[0], each, inference)}
+            for number, future in enumerate(futures, 1):
+                if future.cancel():
+                    done[number] = _run(tasks[number], each, inference)
+            others = [n for n in range(len(tasks)) if n not in done]
+            done |= {n: futures[n - 1].result() for n in others}
+            return [done[n] for n in range(len(tasks))]
         finally:
             for future in futures:
                 future.cancel()
             wait(futures)
+            torch.set_num_threads(before)
 
     @contextmanager
     def leading(self) -> Iterator[None]:

@@ -65,7 +65,7 @@ class Bench:
     @property
     def index(self) -> IndexConfig | None:
         """How answers find candidates on a GPU; K and V in a CPU's memory have no index here."""
-        index = index_config(self.settings.engine)
+        index = index_config(self.settings.engine, self.device)
         applies = index is not None and index.applies(self.selection, self.num_tokens)
         return index if applies and self.device == "cuda" else None
 

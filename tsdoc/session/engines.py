@@ -58,7 +58,7 @@ class Engines:
                 self.settings.selection,
                 max_tokens=max_tokens,
                 question_chunk_size=self.settings.engine.question_chunk_size,
-                index=index_config(self.settings.engine),
+                index=index_config(self.settings.engine, self.device),
             )
         return self._engine
 

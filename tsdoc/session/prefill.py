@@ -226,7 +226,7 @@ class Prefill:
         if plan is not None and plan.on_host and engine.index is None:
             self.reporter.note(
                 "every token of an answer reads all keys from the machine's own memory; "
-                "--set index=int4 reads few of them"
+                "without index=none it reads few of them"
             )
         return replace(estimate, device=plan)
 

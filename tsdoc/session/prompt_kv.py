@@ -111,7 +111,8 @@ class KeptPrompt:
     def _prepare_index(self, entry: Entry) -> bool:
         """Whether questions can find candidates without reading all keys of `entry`."""
         job = self.job
-        if job.store is None or not uses_index(self._settings, entry.num_tokens):
+        uses = uses_index(self._settings, self._device, entry.num_tokens)
+        if job.store is None or not uses:
             return False
         return prepare_index(
             entry,

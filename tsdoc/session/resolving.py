@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from tsdoc.kernels.devices import Device
 from tsdoc.kernels.index_use import IndexConfig
@@ -60,23 +60,30 @@ def reread_tokens(settings: EngineSettings, device: str) -> int:
     return 128 if device == "cpu" else 512
 
 
-def index_config(settings: EngineSettings) -> IndexConfig | None:
+def index_kind(settings: EngineSettings, device: Device) -> Literal["none", "int4"]:
+    """Where keys are read from disk or over the bus, an index is worth making."""
+    if settings.index != "auto":
+        return settings.index
+    return "int4" if device == "cpu" or settings.device_memory is not None else "none"
+
+
+def index_config(settings: EngineSettings, device: Device) -> IndexConfig | None:
     """How questions and answers find candidates; None reads all keys."""
-    if settings.index == "none":
+    if index_kind(settings, device) == "none":
         return None
     if settings.index_candidates is None:
         return IndexConfig()
     return IndexConfig(candidates=settings.index_candidates, few=settings.index_candidates)
 
 
-def uses_index(settings: Settings, num_tokens: int) -> bool:
+def uses_index(settings: Settings, device: Device, num_tokens: int) -> bool:
     """Whether questions about `num_tokens` tokens find candidates by the key index.
 
     Several ranks score every key.
     """
     if settings.parallel.size > 1:
         return False
-    index = index_config(settings.engine)
+    index = index_config(settings.engine, device)
     return index is not None and index.applies(settings.selection, num_tokens)
 
 

@@ -63,6 +63,7 @@ class Session:
         warnings: Trouble with parts of the input, already reported.
         times_s: Seconds per stage so far.
         record: Key of the source record, which lives as long as the entry.
+        device: Where the model runs.
     """
 
     settings: Settings
@@ -76,9 +77,9 @@ class Session:
     warnings: list[IngestWarning]
     times_s: dict[str, float]
     record: str
+    device: Device = field(init=False)
     _kept: KeptPrompt = field(init=False)
     _engines: Engines = field(init=False)
-    _device: Device = field(init=False)
     _num_answers: int = field(default=0, init=False)
     _last: tuple[Engine, Generation] | None = field(default=None, init=False)
     _neutral: Neutral | None = field(default=None, init=False)
@@ -87,16 +88,16 @@ class Session:
 
     def __post_init__(self) -> None:
         config, settings = self.model.config, self.settings
-        self._device = resolve_device(settings.engine.device)
-        check_parallel(settings.parallel, config, settings.selection, self._device)
-        warn_of_few_cores(settings.parallel, self._device, self.reporter)
-        compute_dtype = resolve_compute_dtype(settings.engine, self.model, self._device)
+        self.device = resolve_device(settings.engine.device)
+        check_parallel(settings.parallel, config, settings.selection, self.device)
+        warn_of_few_cores(settings.parallel, self.device, self.reporter)
+        compute_dtype = resolve_compute_dtype(settings.engine, self.model, self.device)
         key = model_key(self.model.fingerprint, config, settings, compute_dtype)
         self._engines = Engines(
             model=self.model,
             settings=settings,
             compute_dtype=key.compute_dtype,
-            device=self._device,
+            device=self.device,
             times_s=self.times_s,
         )
         self._resources.callback(self._engines.close)
@@ -121,7 +122,7 @@ class Session:
         self._kept = KeptPrompt(
             job,
             settings=settings,
-            device=self._device,
+            device=self.device,
             engines=self._engines,
             times_s=self.times_s,
         )
@@ -286,16 +287,17 @@ class Session:
             prompt = self.prompt
             document = prompt.head_len, prompt.contents_start
             kept = EntryVotes(lambda: self._kept.entry)
-            by_index = self._device == "cpu" and uses_index(self.settings, len(prompt.ids))
+            num_tokens, on_cpu = len(prompt.ids), self.device == "cpu"
+            by_index = on_cpu and uses_index(self.settings, self.device, num_tokens)
             self._neutral = make_neutral(
-                self.template, document, len(prompt.ids), kept, by_index=by_index
+                self.template, document, num_tokens, kept, by_index=by_index
             )
         return self._neutral
 
     def _make_reread(self) -> Reread | None:
         from tsdoc.engine.reread import make_reread
 
-        num_tokens = reread_tokens(self.settings.engine, self._device)
+        num_tokens = reread_tokens(self.settings.engine, self.device)
         return make_reread(self.template, self.prompt.ids, self._make_neutral(), num_tokens)
 
     def _room(self, start: int, capacity: int) -> HostPiece:

@@ -19,6 +19,7 @@ from tsdoc.session.anchors import Anchors
 from tsdoc.session.kept import digest_of
 from tsdoc.session.kept_summaries import KeptSummaries
 from tsdoc.session.parts import Part
+from tsdoc.session.resolving import index_kind
 from tsdoc.session.results import Answer
 from tsdoc.session.sentences import Repetitions, Sentences
 from tsdoc.session.session import Session
@@ -225,7 +226,7 @@ class Summarizer:
             "max_new_tokens": self._max_new_tokens(WORDS_OF_PART[self._length]),
             "theta": session.settings.engine.theta,
             "question_chunk_size": session.settings.engine.question_chunk_size,
-            "index": session.settings.engine.index,
+            "index": index_kind(session.settings.engine, session.device),
             "index_candidates": session.settings.engine.index_candidates,
         }
         text = json.dumps(decides, sort_keys=True)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from tsdoc.eval.policies.interface import SHORTER, Followed, ModelContext, Reply
+from tsdoc.kernels.devices import Device
 from tsdoc.kernels.kv import KVPiece
 from tsdoc.kernels.shared_kv import make_piece
 from tsdoc.prompt.tokenizer import Ids
@@ -41,7 +42,8 @@ class TokenSelect:
         from tsdoc.kernels.selection import SelectionConfig
 
         self._context = context
-        self._place = "cpu" if on_host else context.backend.device.type
+        self._device: Device = "cuda" if context.backend.device.type == "cuda" else "cpu"
+        self._place: Device = "cpu" if on_host else self._device
         self._settings = change_settings(context.settings, changes)
         self._engine = Engine(
             context.decoder,
@@ -50,7 +52,7 @@ class TokenSelect:
             question_chunk_size=self._settings.engine.question_chunk_size,
             backend=context.backend,
             steps=context.steps,
-            index=index_config(self._settings.engine),
+            index=index_config(self._settings.engine, self._device),
         )
         self.piece = self._make_piece(0, 1)
         self._reread: Reread | None = None
@@ -64,7 +66,7 @@ class TokenSelect:
         from tsdoc.engine.reread import make_reread
 
         context, kv_dtype = self._context, self._settings.engine.kv_dtype
-        if context.backend.device.type == "cpu":  # a GPU checks its own
+        if self._device == "cpu":  # a GPU checks its own
             check_kv_memory(len(ids), kv_shape(context.config, kv_dtype), "cpu", hint=SHORTER)
         self.piece, self._num_tokens = self._make_piece(0, len(ids)), len(ids)
         self._engine.prefill(
@@ -77,7 +79,7 @@ class TokenSelect:
         torch.zeros(1, device=self._context.backend.device).item()  # waits for the device
         self._engine.index_piece(self.piece)
         template = self._context.template
-        num_tokens = reread_tokens(self._settings.engine, self._context.backend.device.type)
+        num_tokens = reread_tokens(self._settings.engine, self._device)
         neutral = make_neutral(template, (template.head_ids.size, len(ids)), len(ids))
         self._reread = make_reread(template, ids, neutral, num_tokens)
 
