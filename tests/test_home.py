@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tsdoc.errors import ResourceError, StoreError, UsageError
-from tsdoc.home import NOT_WRITABLE, find_home, private_dir
+from tsdoc.errors import DiskFullError, ResourceError, StoreError, UsageError
+from tsdoc.home import LARGER_FILES, NOT_WRITABLE, find_home, private_dir, write_error
 
 
 def test_a_relative_home_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,3 +89,10 @@ def test_a_home_that_is_a_file_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setenv("TSDOC_HOME", str(tmp_path / "file"))
     with pytest.raises(UsageError, match="where a directory is needed"):
         find_home()
+
+
+def test_a_limit_of_file_sizes_is_not_a_full_disk() -> None:
+    error = write_error(OSError(errno.EFBIG, "File too large"), Path("kv.bin"), "saving KV pages")
+    assert isinstance(error, DiskFullError)  # what is kept has no room: it goes on in memory
+    assert "full" not in error.message
+    assert error.hint == LARGER_FILES

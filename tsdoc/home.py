@@ -18,6 +18,8 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """What writing fails with where there is no room."""
 
 NOT_WRITABLE = "Point TSDOC_HOME to a directory you can write."
+TOO_LARGE = "files may not get that large here"
+LARGER_FILES = "Raise `ulimit -f`, or point TSDOC_HOME to another file system."
 MORE_SPACE = "Free space, `tsdoc cache prune`, or point TSDOC_HOME to another disk."
 
 
@@ -97,6 +99,8 @@ def write_error(
         doing: What failed, as the beginning of a sentence.
         hint: What to do where this user may only read.
     """
+    if error.errno == errno.EFBIG:
+        return DiskFullError(f"{doing} failed: {TOO_LARGE}", where=str(path), hint=LARGER_FILES)
     if error.errno in FULL:
         return DiskFullError(
             f"{doing} failed: the disk is full ({format_bytes(free_bytes(path))} free)",

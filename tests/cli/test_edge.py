@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
 from tests.cli.conftest import Cli, FakeServices
@@ -29,6 +31,10 @@ def fail_with(services: FakeServices, error: BaseException) -> None:
         (errors.InterruptedRunError("wrong"), 130),
         (errors.TsdocError("wrong"), 1),
         (MemoryError(), 6),
+        (OSError(errno.EMFILE, "Too many open files"), 6),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), 6),
+        (RuntimeError("unable to mmap 9 bytes from file <w>: Cannot allocate memory (12)"), 6),
+        (OSError(errno.EIO, "Input/output error"), 1),
         (KeyError("wrong"), 1),
     ],
 )

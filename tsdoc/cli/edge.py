@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 
 import typer
@@ -14,6 +15,7 @@ from tsdoc.cli.run import Run
 from tsdoc.cli.services import Services
 from tsdoc.errors import ResourceError, TsdocError, UsageError
 
+NO_MEMORY = "Cannot allocate memory"  # as torch says it, which raises a RuntimeError
 CLOSED_PIPE = 141  # what a shell reports for a program that SIGPIPE ended
 
 
@@ -64,19 +66,27 @@ def _invoke(app: typer.Typer, args: Sequence[str], run: Run) -> int | BaseExcept
         return error
     except TyperException as error:
         return _usage_error(error, run)
-    except MemoryError as error:
-        out_of_memory = ResourceError(
-            "out of memory", hint="Narrow the sources with --pages or --exclude."
-        )
-        out_of_memory.__cause__ = error
-        return out_of_memory
     except Exception as error:  # noqa: BLE001 - the last edge: a bug is one line, not a traceback
         if run.interrupts.came:
             # Libraries make other errors of a KeyboardInterrupt: safetensors a ValueError.
             stopped = run.interrupted()
             stopped.__cause__ = error
             return stopped
-        return error
+        return _shortage(error) or error
+
+
+def _shortage(error: Exception) -> ResourceError | None:
+    """What the machine, or a limit of this process, has too little of."""
+    number = error.errno if isinstance(error, OSError) else None
+    if number in (errno.EMFILE, errno.ENFILE):
+        short = ResourceError("too many open files", hint="Raise `ulimit -n`.")
+    elif isinstance(error, MemoryError) or number == errno.ENOMEM or NO_MEMORY in str(error):
+        hint = "Narrow the sources with --pages or --exclude."
+        short = ResourceError("out of memory", hint=hint)
+    else:
+        return None
+    short.__cause__ = error
+    return short
 
 
 def _usage_error(error: TyperException, run: Run) -> int | BaseException:

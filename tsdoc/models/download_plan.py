@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tsdoc.errors import ModelError, ResourceError
-from tsdoc.home import FULL, READ_ONLY
+from tsdoc.home import FULL, LARGER_FILES, READ_ONLY, TOO_LARGE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +92,8 @@ def disk_errors(where: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if error.errno == errno.EFBIG:
+            raise ResourceError(TOO_LARGE, where=str(where), hint=LARGER_FILES) from error
         if error.errno in FULL:
             raise ResourceError(
                 "the disk is full",
