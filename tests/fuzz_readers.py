@@ -89,9 +89,9 @@ def made() -> dict[str, bytes]:
         chapters = {f"c{n}.xhtml": f"<h1 id='a'>Title {n}</h1><p>Text" for n in range(9)}
         contents = "".join(nav_point(f"Title {n}", f"c{n}.xhtml#a") for n in range(9))
         make_epub(root / "e", chapters, ncx=contents)
-        cells = [{"cell_type": "markdown", "source": ["# T\n", "x"]}] * 9
+        cells: list[dict[str, object]] = [{"cell_type": "markdown", "source": ["# T\n", "x"]}] * 9
         output = {"output_type": "stream", "text": ["out\n"]}
-        cells += [{"cell_type": "code", "source": "f()", "outputs": [output]}] * 9  # type: ignore
+        cells += [{"cell_type": "code", "source": "f()", "outputs": [output]}] * 9
         book = json.dumps({"nbformat": 4, "cells": cells})
         pdf = make_pdf(
             [lines(f"Chapter {n}", "Text of it") for n in range(9)],

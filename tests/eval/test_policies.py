@@ -311,7 +311,8 @@ def test_the_oracle_takes_the_tokens_of_most_attention(
     def rows(token: int, head: int) -> torch.Tensor:
         begin, kv = chunk_start(token, share), head * KV // HEADS
         sharing = range(begin, begin + share)
-        best = sum(mass(t, begin, kv) for t in sharing).topk(48).indices.sort().values + 8  # type: ignore[union-attr]
+        votes = torch.stack([mass(t, begin, kv) for t in sharing]).sum(dim=0)
+        best = votes.topk(48).indices.sort().values + 8
         return torch.cat((torch.arange(8), best, torch.arange(begin - 32, token + 1)))
 
     expected = layer.attend(rows, lambda t, h, i: layer.compact(scene, t, h, i), 256, LENGTH)

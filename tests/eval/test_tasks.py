@@ -141,7 +141,7 @@ def test_variables_are_chained_in_the_order_of_the_text(
     assigned = re.findall(r"VAR (\w+) = (?:VAR )?(\w+)\n", tokenizer.decode(haystack.ids))
     assert len(assigned) == 10
     for question in haystack.questions:
-        held = [re.search(r"value (\d+)", question.text)[1]]  # type: ignore[index]
+        held = re.findall(r"value (\d+)", question.text)[:1]
         for name, source in assigned:
             if source in held:
                 held.append(name)
@@ -178,7 +178,7 @@ def test_math_find_is_right_about_its_numbers(
         "smallest": numbers[0], "second smallest": numbers[1], "third smallest": numbers[2],
     }  # fmt: skip
     for question in haystack.questions:
-        name = re.search(r"the (\w+( \w+)?) number in", question.text)[1]  # type: ignore[index]
+        (name,) = re.findall(r"the (\w+(?: \w+)?) number in", question.text)
         assert question.answers == (str(right[name]),)
 
 

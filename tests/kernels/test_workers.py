@@ -65,6 +65,15 @@ def test_the_first_error_is_raised_when_nothing_runs_any_more(num_threads: int) 
     assert not running
 
 
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+@pytest.mark.parametrize("count", [0, 1, 2, 7])
+def test_numbers_are_shared_out_with_what_each_core_has(num_threads: int, count: int) -> None:
+    own: list[list[int]] = [[] for _ in range(num_threads)]
+    Workers(num_threads).share_out(count, lambda number, mine: mine.append(number), own)
+    assert [number for mine in own for number in mine] == list(range(count))
+    assert max(map(len, own)) == -(-count // num_threads)
+
+
 def test_tasks_run_in_inference_mode_where_their_caller_does() -> None:
     tasks = [torch.is_inference_mode_enabled] * 3
     workers = Workers(2)

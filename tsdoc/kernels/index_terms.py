@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import Protocol
 
 import torch
@@ -103,20 +102,7 @@ class Room:
 
     def share_out(self, count: int, work: Callable[[int, Scratch], None]) -> None:
         """Does `work` for numbers below `count`, as many consecutive ones on each core."""
-        each = max(1, -(-count // self._workers.num_threads))
-        shares = [range(at, min(at + each, count)) for at in range(0, count, each)]
-        with self._workers.leading():
-            self._workers.run(
-                [
-                    partial(_work_on, share, work, scratch)
-                    for share, scratch in zip(shares, self._scratches, strict=False)
-                ]
-            )
-
-
-def _work_on(share: range, work: Callable[[int, Scratch], None], scratch: Scratch) -> None:
-    for at in share:
-        work(at, scratch)
+        self._workers.share_out(count, work, self._scratches)
 
 
 class IndexTerms:

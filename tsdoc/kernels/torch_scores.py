@@ -8,7 +8,6 @@ as much as filling it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 
@@ -167,20 +166,10 @@ class TorchScores:
         Each core has memory for a tile, `rows` being what it is multiplied with.
         """
         size = _tile_rows(rows) * 2 * rows.shape[0] * rows.shape[2]
-        each = max(1, -(-count // self._workers.num_threads))
-        tasks = []
-        for core, first in enumerate(range(0, count, each)):
+        for core in range(min(count, self._workers.num_threads)):
             if self._wide[core].numel() < size:
                 self._wide[core] = torch.empty(size)
-            share = range(first, min(first + each, count))
-            tasks.append(partial(_work_on, share, work, self._wide[core]))
-        with self._workers.leading():
-            self._workers.run(tasks)
-
-
-def _work_on(share: range, work: Callable[[int, torch.Tensor], None], wide: torch.Tensor) -> None:
-    for number in share:
-        work(number, wide)
+        self._workers.share_out(count, work, self._wide)
 
 
 def _score_tile(

@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from functools import partial
 from typing import TypeVar
 
 import torch
 
 T = TypeVar("T")
+M = TypeVar("M")
 
 
 class Workers:
@@ -63,6 +65,21 @@ class Workers:
             wait(futures)
             torch.set_num_threads(before)
 
+    def share_out(self, count: int, work: Callable[[int, M], None], own: Sequence[M]) -> None:
+        """Does `work` for numbers below `count`, as many consecutive ones on each core.
+
+        Args:
+            count: How many there are.
+            work: Gets a number, and what the core that it runs on has of its own.
+            own: Of each core.
+        """
+        each = max(1, -(-count // self.num_threads))
+        shares = [range(at, min(at + each, count)) for at in range(0, count, each)]
+        with self.leading():
+            self.run(
+                [partial(_work_on, share, work, o) for share, o in zip(shares, own, strict=False)]
+            )
+
     @contextmanager
     def leading(self) -> Iterator[None]:
         """While entered, what the calling thread does itself uses one core.
@@ -87,6 +104,11 @@ class Workers:
             end = min(start + size, length)
             parts += [slice(at, min(at + step, end)) for at in range(start, end, step)]
         return parts
+
+
+def _work_on(share: range, work: Callable[[int, M], None], own: M) -> None:
+    for number in share:
+        work(number, own)
 
 
 def _run(task: Callable[[], T], num_threads: int, inference: bool) -> T:
