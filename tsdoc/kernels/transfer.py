@@ -166,20 +166,20 @@ class Transfer:
     ) -> None:
         lane, pool = self._lane, self._pool
         there = self._checks_there and not pool.on_host
+        keys, values = pool.keys[layer], pool.values[layer]
         try:
             for piece, first, last in covering(pieces, start, end):
                 unchecked, doubtful = piece.unchecked if there else None, [_NOWHERE]
-                for begin, slots in self._steps(first, last):
-                    staged = lane.stage(slots.stop - slots.start)
-                    if unchecked is None:
-                        piece.read(layer, begin, _as_array(staged))
-                    else:
-                        doubtful.append(unchecked.copy(layer, begin, _as_array(staged)))
-                    with lane.stream():
-                        rows = lane.room(staged)
-                        lane.copy(rows, staged)
-                        pool.keys[layer][slots].copy_(rows[:, 0])
-                        pool.values[layer][slots].copy_(rows[:, 1])
+                with lane.stream():
+                    for begin, slots in self._steps(first, last):
+                        rows = lane.stage(slots.stop - slots.start)
+                        if unchecked is None:
+                            piece.read(layer, begin, rows.array)
+                        else:
+                            doubtful.append(unchecked.copy(layer, begin, rows.array))
+                        lane.send(rows)
+                        keys[slots].copy_(rows.keys)
+                        values[slots].copy_(rows.values)
                 positions = np.concatenate(doubtful)
                 if unchecked is not None and len(positions):
                     copied.append(_Copied(rows=unchecked, layer=layer, positions=positions))
@@ -195,20 +195,18 @@ class Transfer:
         ready: Callable[[], None],
     ) -> None:
         lane, pool = self._lane, self._pool
+        keys, values = pool.keys[layer], pool.values[layer]
         with lane.stream():
             ready()
-        for piece, first, last in covering(pieces, start, end):
-            if not piece.on_host:
-                continue
-            for begin, slots in self._steps(first, last):
-                staged = lane.stage(slots.stop - slots.start)
-                with lane.stream():
-                    rows = lane.room(staged)
-                    rows[:, 0].copy_(pool.keys[layer][slots])
-                    rows[:, 1].copy_(pool.values[layer][slots])
-                    lane.copy(staged, rows)
-                lane.wait()
-                piece.write(layer, begin, _as_array(staged))
+            for piece, first, last in covering(pieces, start, end):
+                if not piece.on_host:
+                    continue
+                for begin, slots in self._steps(first, last):
+                    rows = lane.stage(slots.stop - slots.start)
+                    rows.keys.copy_(keys[slots])
+                    rows.values.copy_(values[slots])
+                    lane.fetch(rows)
+                    piece.write(layer, begin, rows.array)
 
     @property
     def _row_bytes(self) -> int:
@@ -239,6 +237,25 @@ class Transfer:
         return lane
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rows:
+    """Rows on their way; made once, as every view asks for the interpreter's lock.
+
+    Attributes:
+        host: K and V of each token side by side, [num_tokens, 2, num_kv_heads, head_dim].
+        array: The same memory as pieces have it.
+        there: The same rows where the pool is; `host` itself if that is host memory.
+        keys: Of `there`, [num_tokens, num_kv_heads, head_dim].
+        values: Likewise.
+    """
+
+    host: torch.Tensor
+    array: KVArray
+    there: torch.Tensor
+    keys: torch.Tensor
+    values: torch.Tensor
+
+
 class Lane:
     """One thread's stream and its buffers.
 
@@ -257,45 +274,38 @@ class Lane:
         # torch gives streams and events no types.
         self._stream = torch.cuda.Stream(device) if self._on_cuda else None  # type: ignore[no-untyped-call]
         self._staging = [torch.empty(0, dtype=torch.uint8) for _ in range(NUM_BUFFERS)]
+        self._there = torch.empty(0, dtype=torch.uint8)
+        self._rows: list[_Rows | None] = [None] * NUM_BUFFERS
         self._sent: list[torch.cuda.Event | None] = [None] * NUM_BUFFERS
         self._turn = 0
-        self._there = torch.empty(0, dtype=torch.uint8)
 
-    def stage(self, num_tokens: int) -> torch.Tensor:
-        """The next rows [num_tokens, 2, num_kv_heads, head_dim] on the host, free to be filled."""
+    def stage(self, num_tokens: int) -> _Rows:
+        """The next rows, free to be filled."""
         self._turn = (self._turn + 1) % NUM_BUFFERS
-        sent = self._sent[self._turn]
+        sent, rows = self._sent[self._turn], self._rows[self._turn]
         if sent is not None:
             sent.synchronize()
-        keys = self._pool.keys[0]
-        shape = (num_tokens, 2, *keys.shape[1:])
-        num_bytes = math.prod(shape) * keys.dtype.itemsize
-        if len(self._staging[self._turn]) < num_bytes:
-            size = max(STAGING_BYTES, num_bytes)
-            self._staging[self._turn] = torch.empty(
-                size, dtype=torch.uint8, pin_memory=self._on_cuda
-            )
-        return self._staging[self._turn][:num_bytes].view(keys.dtype).view(shape)
+        moved = rows is not None and (rows.there is rows.host) != self._pool.on_host
+        if rows is None or moved or len(rows.array) != num_tokens:
+            rows = self._rows[self._turn] = self._cut(num_tokens)
+        return rows
 
-    def room(self, staged: torch.Tensor) -> torch.Tensor:
-        """Where the pool takes staged rows from, or gives them to; a pool on the host, in place."""
-        if self._pool.on_host:
-            return staged
-        num_bytes = staged.numel() * staged.dtype.itemsize
-        if len(self._there) < num_bytes:
-            size = max(STAGING_BYTES, num_bytes)
-            self._there = torch.empty(size, dtype=torch.uint8, device=self._device)
-        return self._there[:num_bytes].view(staged.dtype).view(staged.shape)
-
-    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Begins to copy between the rows that were staged last and their room."""
-        if target is source:
+    def send(self, rows: _Rows) -> None:
+        """Begins to copy rows that were staged last to where the pool is."""
+        if rows.there is rows.host:
             return
-        target.copy_(source, non_blocking=self._on_cuda)
+        rows.there.copy_(rows.host, non_blocking=self._on_cuda)
         if self._on_cuda:
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record()
-            self._sent[self._turn] = event
+            sent = self._sent[self._turn]
+            if sent is None:
+                sent = self._sent[self._turn] = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            sent.record()
+
+    def fetch(self, rows: _Rows) -> None:
+        """Returns once rows have arrived from where the pool is."""
+        if rows.there is not rows.host:
+            rows.host.copy_(rows.there, non_blocking=self._on_cuda)
+        self.wait()
 
     def wait(self) -> None:
         """Returns once all copies have arrived."""
@@ -308,6 +318,26 @@ class Lane:
             return nullcontext()
         context: AbstractContextManager[object] = torch.cuda.stream(self._stream)
         return context
+
+    def _cut(self, num_tokens: int) -> _Rows:
+        """Rows in the buffer whose turn it is, which grows if it has to."""
+        like = self._pool.keys[0]
+        shape = (num_tokens, 2, *like.shape[1:])
+        num_bytes = math.prod(shape) * like.dtype.itemsize
+        size = max(STAGING_BYTES, num_bytes)
+        if len(self._staging[self._turn]) < num_bytes:
+            self._staging[self._turn] = torch.empty(
+                size, dtype=torch.uint8, pin_memory=self._on_cuda
+            )
+        host = self._staging[self._turn][:num_bytes].view(like.dtype).view(shape)
+        there = host
+        if not self._pool.on_host:
+            if len(self._there) < num_bytes:
+                self._there = torch.empty(size, dtype=torch.uint8, device=self._device)
+            there = self._there[:num_bytes].view(like.dtype).view(shape)
+        return _Rows(
+            host=host, array=_as_array(host), there=there, keys=there[:, 0], values=there[:, 1]
+        )
 
 
 def _as_array(rows: torch.Tensor) -> KVArray:

@@ -115,9 +115,11 @@ def test_what_changed_on_its_way_is_not_used(
     """The file is as it was committed; what arrived is not."""
     sums = page_sums
 
-    def changed(keys: torch.Tensor, values: torch.Tensor, *where: torch.Tensor) -> torch.Tensor:
-        values[3 * PAGE + 100] += 1.0
-        return sums(keys, values, *where)
+    def changed(
+        keys: torch.Tensor, values: torch.Tensor, page_table: torch.Tensor, pages: torch.Tensor
+    ) -> torch.Tensor:
+        values[int(page_table[3]) * PAGE + 100] += 1.0
+        return sums(keys, values, page_table, pages)
 
     monkeypatch.setattr("tsdoc.kernels.transfer.page_sums", changed)
     backend, transfer = begin(entry, device)
