@@ -56,7 +56,14 @@ def test_a_second_run_answers_nothing_anew(run_eval: Run) -> None:
     assert more.items[: len(first.items)] == first.items
 
 
-def test_an_interrupted_run_goes_on(run_eval: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("at", "kept_before"), [(1, 2), (2501, 3)], ids=["prefill", "first answer"]
+)
+def test_an_interrupted_run_goes_on(
+    run_eval: Run, tmp_path: Path, at: int, kept_before: int
+) -> None:
+    """Each answer is kept as it comes, also of a haystack whose other questions are open."""
+    whole = run_eval(tasks=("niah_single_2",), lengths=(2000, 2500), out=tmp_path / "whole.jsonl")
     out = tmp_path / "results.jsonl"
     request = {"tasks": ("niah_single_2",), "lengths": (2000, 2500), "out": out}
 
@@ -65,18 +72,26 @@ def test_an_interrupted_run_goes_on(run_eval: Run, tmp_path: Path) -> None:
             self.done = done
 
         def working(self, units: int) -> None:
-            if self.done and units:
+            if self.done and units >= at:
                 raise KeyboardInterrupt
 
     kept: list[tuple[int, int]] = []
     impatient = Impatient()
     with pytest.raises(KeyboardInterrupt):
         run_eval(impatient, on_kept=lambda *numbers: kept.append(numbers), **request)
-    assert len(out.read_text("utf-8").split('"item"')) == 3
+    assert len(out.read_text("utf-8").split('"item"')) == kept_before + 1
     assert impatient.done == 2000 + 2 * ANSWER_TOKENS
-    report = run_eval(on_kept=lambda *numbers: kept.append(numbers), **request)
+    again = Recorder()
+    report = run_eval(again, on_kept=lambda *numbers: kept.append(numbers), **request)
+    left = 4 - kept_before
+    assert f"250 for each of {left} question" in again.notes[0]
     assert [cell.n for cell in report.cells] == [2, 2]
-    assert kept == [(0, 4), (2, 4), (2, 4), (4, 4)]
+    assert [i.prediction for i in report.items] == [i.prediction for i in whole.items]
+    assert len(out.read_text("utf-8").split('"item"')) == 5
+    assert kept == [
+        *((n, 4) for n in range(kept_before + 1)),
+        *((n, 4) for n in range(kept_before, 5)),
+    ]
 
 
 def test_what_is_said_to_be_done_is_what_the_progress_counts(run_eval: Run) -> None:

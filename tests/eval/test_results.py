@@ -38,25 +38,27 @@ def test_wilson_intervals_of_the_textbook(mean: float, n: int, low: float, high:
 
 def test_what_was_kept_is_there_again(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
-    items = [make_item(i) for i in range(3)]
-    ResultFile(path, HEADER).add(items)
+    items = [make_item(i) for i in (0, 1, 4)]
+    results = ResultFile(path, HEADER)
+    for item in items:
+        results.add(item)
     again = ResultFile(path, HEADER)
     assert again.items == items
-    assert again.holds("tokenselect", "h", 3)
-    assert not again.holds("full", "h", 3)
+    assert again.answered("tokenselect", "h") == {0, 1, 4}
+    assert again.answered("full", "h") == set()
     assert path.stat().st_mode & 0o077 == 0
 
 
 def test_a_line_that_was_not_finished_is_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
-    ResultFile(path, HEADER).add([make_item(0), make_item(1)])
+    results = ResultFile(path, HEADER)
+    results.add(make_item(0))
+    results.add(make_item(1))
     path.write_bytes(path.read_bytes()[:-20])
     again = ResultFile(path, HEADER)
-    assert [item.item for item in again.items] == [0]
-    assert not again.holds("tokenselect", "h", 2)
-    assert again.items == []  # half a haystack is answered anew
-    again.add([make_item(0, 0.0), make_item(1)])
-    assert ResultFile(path, HEADER).items == [make_item(0, 0.0), make_item(1)]
+    assert again.items == [make_item(0)]
+    again.add(make_item(1, 0.0))
+    assert ResultFile(path, HEADER).items == [make_item(0), make_item(1, 0.0)]
 
 
 def test_results_of_another_run_are_refused(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -103,28 +103,24 @@ class ResultFile:
         else:
             self._append(json.dumps(first))
 
-    def holds(self, policy: str, haystack: str, num_questions: int) -> bool:
-        """Whether all questions of a haystack have been answered; forgets them if only some."""
-        mine = [i for i in self.items if (i.policy, i.haystack) == (policy, haystack)]
-        if len(mine) < num_questions:
-            self.items = [item for item in self.items if item not in mine]
-        return len(mine) >= num_questions
+    def answered(self, policy: str, haystack: str) -> set[int]:
+        """Numbers of the questions of a haystack that a policy has answered."""
+        return {i.item for i in self.items if (i.policy, i.haystack) == (policy, haystack)}
 
-    def add(self, items: Iterable[ItemResult]) -> None:
-        """Keeps the items of a haystack."""
-        new = list(items)
-        self.items += new
+    def add(self, item: ItemResult) -> None:
+        """Keeps an item."""
+        self.items.append(item)
         if self.path is not None:
-            self._append("\n".join(json.dumps(asdict(item)) for item in new))
+            self._append(json.dumps(asdict(item)))
 
-    def _append(self, lines: str) -> None:
+    def _append(self, line: str) -> None:
         assert self.path is not None  # noqa: S101 - asked before
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
         # One call: several processes may append to the same file.
         try:
             number = os.open(self.path, flags, 0o600)
             try:
-                os.write(number, f"{lines}\n".encode())
+                os.write(number, f"{line}\n".encode())
             finally:
                 os.close(number)
         except OSError as error:

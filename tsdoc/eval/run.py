@@ -24,15 +24,33 @@ OnKept = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _OpenJob:
+    """A haystack, and the numbers of its questions that one policy has not answered yet."""
+
+    work: Work
+    numbers: Sequence[int]
+
+    @property
+    def prefill_tokens(self) -> int:
+        """Length of the haystack; of one whose text is not tokenised yet, about."""
+        return self.work.length or self.work.most_tokens // 4
+
+    @property
+    def weight(self) -> int:
+        """Tokens that it counts in the progress shown."""
+        return self.prefill_tokens + ANSWER_TOKENS * len(self.numbers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
     """Everything a run needs.
 
     Attributes:
-        jobs: Haystacks; those whose results are there already are passed over.
+        jobs: Haystacks; questions whose answers are there already are passed over.
         window: Of the model, in tokens.
         check_memory: Refuses a length, in tokens, that memory cannot hold.
         load: Loads the model when there is something to run.
-        on_kept: Told before the first haystack, and after each one.
+        on_kept: Told before the first answer, and after each one.
     """
 
     jobs: Sequence[Work]
@@ -47,21 +65,21 @@ class Evaluation:
     on_kept: OnKept
 
     def run(self) -> None:
-        """Answers what is not answered yet; an interruption loses the current haystack alone.
+        """Answers what is not answered yet; an interruption loses the current answer alone.
 
         Raises:
             UsageError: a length does not hold its task, or a policy does not fit the model.
             ResourceError: memory or disk does not suffice.
         """
         open_jobs = {choice.label: self._open_jobs(choice) for choice in self.policies}
-        total = sum(_weight(job) for jobs in open_jobs.values() for job in jobs)
-        if not total:
+        jobs = [job for todo in open_jobs.values() for job in todo]
+        if not jobs:
             self.reporter.note("everything has been answered before; nothing is run")
             return
-        self.check_memory(max(job.length for jobs in open_jobs.values() for job in jobs))
-        self._say_cost([job for jobs in open_jobs.values() for job in jobs], total)
+        self.check_memory(max(job.work.length for job in jobs))
+        self._say_cost(jobs)
         self._say_kept()
-        progress = _Progress(self.reporter, total)
+        progress = _Progress(self.reporter, sum(job.weight for job in jobs))
         context = self.load()
         built: dict[str, Haystack] = {}
         for choice in self.policies:
@@ -69,15 +87,15 @@ class Evaluation:
                 continue
             contender = choice.start(context)
             for job in open_jobs[choice.label]:
-                if job.name not in built:
-                    built[job.name] = job.build(self.tokenizer, self.template)
-                haystack = built[job.name]
-                if self._fits(choice, haystack):
-                    self._run_job(choice, contender, job, haystack, progress)
+                name = job.work.name
+                if name not in built:
+                    built[name] = job.work.build(self.tokenizer, self.template)
+                if self._fits(choice, built[name]):
+                    self._run_job(choice, contender, job, built[name], progress)
                 progress.finish_job(job)
         self.reporter.finish()
 
-    def _open_jobs(self, choice: PolicyChoice) -> list[Work]:
+    def _open_jobs(self, choice: PolicyChoice) -> list[_OpenJob]:
         window, todo = self.window, []
         for job in self.jobs:
             if choice.in_window and job.length > window:
@@ -87,8 +105,11 @@ class Evaluation:
                     f"{job.length:,} tokens are outside the model's trained window of {window:,}: "
                     "left out",
                 )
-            elif not self.results.holds(choice.label, job.name, job.num_questions):
-                todo.append(job)
+                continue
+            answered = self.results.answered(choice.label, job.name)
+            numbers = [n for n in range(job.num_questions) if n not in answered]
+            if numbers:
+                todo.append(_OpenJob(work=job, numbers=numbers))
         return todo
 
     def _fits(self, choice: PolicyChoice, haystack: Haystack) -> bool:
@@ -104,7 +125,7 @@ class Evaluation:
         self,
         choice: PolicyChoice,
         contender: Contender,
-        job: Work,
+        job: _OpenJob,
         haystack: Haystack,
         progress: _Progress,
     ) -> None:
@@ -112,16 +133,16 @@ class Evaluation:
         begun = time.perf_counter()
         contender.prefill(haystack.ids, progress.prefilled)
         prefill_s = time.perf_counter() - begun
-        items = []
-        for number, question in enumerate(haystack.questions):
+        for number in job.numbers:
+            question = haystack.questions[number]
             reply = contender.answer(haystack.question_ids[number], question.max_new_tokens)
             text = self.tokenizer.decode(reply.tokens)
-            items.append(
+            self.results.add(
                 ItemResult(
                     policy=choice.label,
-                    task=job.task_name,
-                    length=job.length,
-                    haystack=job.name,
+                    task=job.work.task_name,
+                    length=job.work.length,
+                    haystack=job.work.name,
                     item=number,
                     depth=question.depth,
                     score=_score(question, text),
@@ -138,17 +159,17 @@ class Evaluation:
                     caught=reply.caught / reply.sampled if reply.sampled else None,
                 )
             )
+            self._say_kept()
             progress.answered()
-        self.results.add(items)
-        self._say_kept()
-        progress.learn(haystack.ids.size, prefill_s, items)
+        progress.learn(haystack.ids.size + ANSWER_TOKENS * len(job.numbers))
 
-    def _say_cost(self, jobs: Sequence[Work], total: int) -> None:
+    def _say_cost(self, jobs: Sequence[_OpenJob]) -> None:
         """Says what there is to do, in the unit of the progress."""
-        tokens = sum(_prefill_tokens(job) for job in jobs)
-        about = "" if all(job.length for job in jobs) else "about "
+        total = sum(job.weight for job in jobs)
+        tokens = sum(job.prefill_tokens for job in jobs)
+        about = "" if all(job.work.length for job in jobs) else "about "
         haystacks = format_count(len(jobs), "haystack")
-        asked = format_count(sum(job.num_questions for job in jobs), "question")
+        asked = format_count(sum(len(job.numbers) for job in jobs), "question")
         self.reporter.note(
             f"{about}{total:,} tokens of work: {tokens:,} to prefill in {haystacks}, "
             f"{ANSWER_TOKENS} for each of {asked}; nothing goes to the store"
@@ -196,34 +217,24 @@ class _Progress:
         self._begun_tokens += ANSWER_TOKENS
         self._reporter.working(self._begun_tokens)
 
-    def finish_job(self, job: Work) -> None:
+    def finish_job(self, job: _OpenJob) -> None:
         """A haystack is over, or was passed over."""
-        self._done += _weight(job)
+        self._done += job.weight
         if self._started:
             self._reporter.advance(self._done)
 
-    def learn(self, prefill_tokens: int, prefill_s: float, items: Sequence[ItemResult]) -> None:
-        """Says once about how long the rest will take."""
+    def learn(self, tokens: int) -> None:
+        """Says once, after a haystack of `tokens`, about how long the rest will take."""
         if self._said:
             return
         self._said = True
         spent = time.perf_counter() - self._begun
-        share = (prefill_tokens + ANSWER_TOKENS * len(items)) / self._total
+        share = tokens / self._total
         left = spent / share - spent if share else 0.0
         if left > LONG_S:
             self._reporter.note(
                 f"about {left / 60:.0f} min more; results are kept as they come, Ctrl-C is safe"
             )
-
-
-def _weight(job: Work) -> int:
-    """Tokens that a haystack counts in the progress shown."""
-    return _prefill_tokens(job) + ANSWER_TOKENS * job.num_questions
-
-
-def _prefill_tokens(job: Work) -> int:
-    """Length of a haystack; of one whose text is not tokenised yet, about."""
-    return job.length or job.most_tokens // 4
 
 
 def _score(question: Question, prediction: str) -> float:
