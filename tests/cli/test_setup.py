@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.cli.conftest import Cli, FakeServices
+from tests.store.damage import OLD_KEY, rewrite_as_version_1
 from tests.store.synthetic import BLOCK, KEY, SHAPE, make_ids, make_key, prefill
 from tsdoc.cli.services import Services
 from tsdoc.errors import UsageError
@@ -360,25 +361,54 @@ def test_cache_repair_says_what_became_of_each_entry(
     assert f"warning: {entries[0][:10]}: the model is not on this disk" in result.stderr
 
 
+@pytest.fixture
+def older(services: FakeServices) -> str:
+    """An entry that version 1 has kept; returns its id."""
+    store, ids = Store(services.home().store), make_ids(900)
+    with store.begin(OLD_KEY, SHAPE, ids, prefill_block=BLOCK, name="old.txt") as writer:
+        prefill(writer, ids)
+        writer.finish()
+    rewrite_as_version_1(services.home().store)
+    return store.find(OLD_KEY, ids).entry_id
+
+
 def test_what_another_version_has_kept_is_neither_damaged_nor_repaired(
-    cli: Cli, services: FakeServices, entries: list[str]
+    cli: Cli, services: FakeServices, entries: list[str], older: str
 ) -> None:
-    for path in services.home().store.rglob("*.json"):
-        if path.parent.name == entries[0] or path.name == "segment.json":
-            path.write_text(path.read_text("utf-8").replace('"format": 2', '"format": 1'), "utf-8")
-    services.repaired = {entries[0]: Repaired(problem="was written by an older tsdoc")}
+    services.repaired = {older: Repaired(problem="was written by an older tsdoc")}
     for command in ("verify", "repair"):
-        result = cli("cache", command, entries[0])
+        result = cli("cache", command)
         assert result.code == 0
-        assert result.stdout.splitlines()[1].split() == [entries[0][:10], "not", "checked"]
+        rows = [row.split() for row in result.stdout.splitlines()[1:]]
+        assert len(rows) == 3
+        assert [older[:10], "not", "checked", "old.txt"] in rows
         assert "1 entry of an older tsdoc: never read" in result.stderr
         assert "warning" not in result.stderr
-        (value,) = cli("cache", command, entries[0], "--json").json()["entries"]
-        assert value["status"] == "stale"
+        (value,) = cli("cache", command, "old.txt", "--json").json()["entries"]
+        assert (value["entry_id"], value["status"]) == (older, "stale")
         assert "older tsdoc" in value["problem"]
-    (row,) = [r for r in cli("cache", "list").stdout.splitlines() if r.startswith(entries[0][:10])]
-    assert row.split()[1] == "?"
-    shown = cli("cache", "show", entries[0]).stdout
+
+
+def test_what_another_version_has_kept_is_one_entry_with_all_that_is_its_own(
+    cli: Cli, services: FakeServices, entries: list[str], older: str
+) -> None:
+    rows = [row.split() for row in cli("cache", "list").stdout.splitlines()[1:]]
+    (row,) = [row for row in rows if "stale" in row]
+    assert (len(rows), row[0], row[1], row[-1]) == (3, older[:10], "900", "old.txt")
+    shown = [line.split(maxsplit=1) for line in cli("cache", "show", older).stdout.splitlines()]
+    assert ["tokens", "900"] in shown
+    (value,) = [e for e in cli("cache", "list", "--json").json()["entries"] if e["name"] == row[-1]]
+    removed = cli("cache", "remove", "old.txt", "--json").json()
+    assert removed == {**removed, "removed": [older], "freed_bytes": value["num_bytes"]}
+    assert not (services.home().store / OLD_KEY.digest).exists()
+
+
+def test_of_an_older_entry_nothing_is_made_up(cli: Cli, services: FakeServices, older: str) -> None:
+    (manifest,) = services.home().store.rglob("manifest.json")
+    manifest.write_text("{")
+    rows = [r.split() for r in cli("cache", "list").stdout.splitlines() if r.startswith(older[:10])]
+    assert [row[1] for row in rows] == ["?"]
+    shown = cli("cache", "show", older).stdout
     assert "1970" not in shown
     rows = [line.split(maxsplit=1) for line in shown.splitlines()]
     for name in ("document", "tokens", "created"):

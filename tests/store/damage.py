@@ -1,12 +1,27 @@
 """Ways to damage a store, and what a session does about it."""
 
 import errno
+import json
 
 import numpy as np
+import pytest
 
-from tests.store.synthetic import BLOCK, KEY, SHAPE, expected, heal, make_ids, prefill, read
+from tests.store.synthetic import (
+    BLOCK,
+    KEY,
+    SHAPE,
+    expected,
+    heal,
+    make_ids,
+    make_key,
+    prefill,
+    read,
+)
+from tsdoc.store.files import write_json
 
 IDS = make_ids(1900)
+OLD_KEY = make_key(layout=1)
+"""A model key of version 1, which names that version."""
 
 
 def find(root, name):
@@ -17,6 +32,17 @@ def flip(path, offset, bit=1):
     data = bytearray(path.read_bytes())
     data[offset % len(data)] ^= bit
     path.write_bytes(bytes(data))
+
+
+def rewrite_as_version_1(root):
+    """Makes what was built under OLD_KEY what version 1 wrote, but for kv.bin and journal.bin."""
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr("tsdoc.store.files.FORMAT", 1)
+        for path in (root / OLD_KEY.digest).rglob("*.json"):
+            payload = json.loads(path.read_text())
+            kind = payload["kind"]
+            own = {k: v for k, v in payload.items() if k not in ("kind", "format", "checksum")}
+            write_json(path, kind, own)
 
 
 def ask(store, ids=IDS):

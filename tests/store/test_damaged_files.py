@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.store.damage import IDS, ask, find, flip
-from tests.store.synthetic import BLOCK, KEY, SHAPE, build, make_ids, make_key
+from tests.store.damage import IDS, OLD_KEY, ask, find, flip, rewrite_as_version_1
+from tests.store.synthetic import BLOCK, KEY, SHAPE, build, make_ids
 from tsdoc.errors import StoreError, StoreFormatError
 from tsdoc.store import Store
 from tsdoc.store.files import write_json
@@ -182,17 +182,11 @@ def test_an_older_format_is_listed_as_stale_and_goes_first(store, built):
     ask(store)
 
 
-def test_version_1_is_never_read_and_goes_first(store, built, monkeypatch):
+def test_version_1_is_never_used_and_goes_first(store, root):
     """There K and V of a layer lay apart, and its model keys name that version."""
-    (directory,) = [path for path in built.iterdir() if path.is_dir()]
-    old = directory.rename(built / make_key(layout=1).digest)
-    with monkeypatch.context() as patches:
-        patches.setattr("tsdoc.store.files.FORMAT", 1)
-        for path in old.rglob("*.json"):
-            payload = json.loads(path.read_text())
-            kind = payload["kind"]
-            own = {k: v for k, v in payload.items() if k not in ("kind", "format", "checksum")}
-            write_json(path, kind, own)
+    build(store, IDS, key=OLD_KEY)[0].close()
+    rewrite_as_version_1(root)
+    old = root / OLD_KEY.digest
     before = {path: path.read_bytes() for path in old.rglob("*") if path.is_file()}
     assert store.open(KEY, IDS) is None
     assert store.find(KEY, IDS).reused_tokens == 0
@@ -205,6 +199,47 @@ def test_version_1_is_never_read_and_goes_first(store, built, monkeypatch):
     assert not old.exists()
     assert [e.status for e in store.list()] == ["complete"]
     assert ask(store) == []
+
+
+def test_what_version_1_has_kept_is_listed_with_its_segments(store, root):
+    build(store, IDS, key=OLD_KEY, name="parent", meta={"sources": ["a"]})[0].close()
+    child = np.concatenate([IDS[:1024], make_ids(300, seed=4)])
+    build(store, child, key=OLD_KEY, name="child")[0].close()
+    before = {e.name: e for e in store.list()}
+    rewrite_as_version_1(root)
+    after = {e.name: e for e in store.list()}
+    assert {e.status for e in after.values()} == {"stale"}
+    assert all("format 1 of an older tsdoc" in e.problem for e in after.values())
+    assert {e.committed_tokens for e in after.values()} == {0}
+    same = ("entry_id", "num_tokens", "num_bytes", "exclusive_bytes", "shared_with", "sources")
+    for name in ("parent", "child"):
+        assert [getattr(after[name], f) for f in same] == [getattr(before[name], f) for f in same]
+    assert store.remove([after["parent"].entry_id]) == 0  # all of it is the child's, too
+    (left,) = store.list()
+    assert (left.name, left.exclusive_bytes) == ("child", left.num_bytes)
+    assert store.remove([left.entry_id]) == left.num_bytes
+    assert not list(root.rglob("*.bin"))
+
+
+def test_version_1_gives_way_without_a_word(root, warnings):
+    store = Store(root, max_bytes=150_000, on_warning=warnings)
+    build(store, IDS, key=OLD_KEY)[0].close()
+    rewrite_as_version_1(root)
+    ask(store)
+    assert [e.status for e in store.list()] == ["complete"]
+    assert not warnings
+
+
+@pytest.mark.parametrize("how", ["cut", "flip"])
+def test_an_older_manifest_that_is_damaged_tells_nothing(store, root, how):
+    build(store, IDS, key=OLD_KEY)[0].close()
+    rewrite_as_version_1(root)
+    path = find(root, "manifest.json")
+    text = path.read_text()
+    path.write_text(text[:-9] if how == "cut" else text.replace("1900", "1901"))
+    assert [(e.status, e.name) for e in store.list()] == [("stale", "")] * 2
+    store.prune(0)
+    assert not list(root.rglob("*.bin"))
 
 
 def test_a_journal_of_version_1_is_not_read(store, built, monkeypatch):

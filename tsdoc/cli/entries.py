@@ -186,15 +186,14 @@ def show_entry(
     """Prints everything that is known of one of `entries`."""
     from tsdoc.models.config import describe_rope
 
-    done = "" if entry.committed_tokens == entry.num_tokens else ", of which {} are computed"
+    whole = entry.committed_tokens == entry.num_tokens or is_foreign(entry)
+    done = "" if whole else f", of which {entry.committed_tokens:,} are computed"
     model = {**entry.model, "rope": describe_rope(entry.model.get("rope", UNKNOWN))}
     rows = [
         ("id", entry.entry_id),
         ("document", entry.name or UNKNOWN),
         ("status", ": ".join(filter(None, (status(entry), entry.problem or _meaning(entry))))),
-        ("tokens", f"{entry.num_tokens:,}{done.format(f'{entry.committed_tokens:,}')}")
-        if entry.num_tokens
-        else ("tokens", UNKNOWN),
+        ("tokens", f"{entry.num_tokens:,}{done}" if entry.num_tokens else UNKNOWN),
         ("size", _describe_size(entry, entries)),
         ("to redo", redo(entry, rates)),
         ("created", _moment(entry.created)),

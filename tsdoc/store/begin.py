@@ -192,9 +192,8 @@ class Beginning:
             tidy(directory)
 
     def _evicted(self, entry: EntryUse) -> None:
-        name = entry.manifest.name if entry.manifest is not None else entry.entry_id
-        message = f"{name} was evicted to keep the store within its budget"
-        if entry.manifest is not None:
+        if entry.manifest is not None and entry.status != "stale":  # a loss
+            message = f"{entry.manifest.name} was evicted to keep the store within its budget"
             self.root.warn("evicted", str(entry.directory), message)
 
     def _create_segment(self, info: SegmentInfo) -> SegmentFiles:

@@ -129,11 +129,11 @@ def _digest(payload: Mapping[str, Any]) -> str:
     return str(xxhash.xxh3_128_hexdigest(text.encode()))
 
 
-def read_json(path: Path, kind: str) -> dict[str, Any]:
+def read_json(path: Path, kind: str, *, oldest: int = FORMAT) -> dict[str, Any]:
     """Reads a JSON file of the store and checks its kind, format and checksum.
 
     Raises:
-        StoreFormatError: another format version wrote it.
+        StoreFormatError: a format version before `oldest`, or a newer one than ours, wrote it.
         DamagedStoreError: it is missing, no such file, or does not match its checksum.
     """
     data = read_file(path, JSON_LIMIT)
@@ -146,7 +146,7 @@ def read_json(path: Path, kind: str) -> dict[str, Any]:
     version = payload.get("format")
     if not isinstance(version, int) or isinstance(version, bool):
         raise DamagedStoreError("has no format version", where=str(path))
-    if version != FORMAT:
+    if not oldest <= version <= FORMAT:
         age = "a newer" if version > FORMAT else "an older"
         raise StoreFormatError(
             f"has format {version} of {age} tsdoc (this one writes {FORMAT})",

@@ -10,9 +10,13 @@ from typing import Any
 
 from tsdoc.errors import DamagedStoreError
 from tsdoc.store.files import HEX_NAME, read_json
+from tsdoc.store.key import FORMAT
 
 ENTRY_FILES = ("votes.bin", "shares.bin", "manifest.json", "use.lock", "writer.lock")
 """Names in an entry's directory, in the order of deletion."""
+
+MANIFEST_SINCE = 1
+"""The format whose manifests were the first to have the fields that they have now."""
 
 _MAX_PARTS = 65_536
 
@@ -103,17 +107,17 @@ class Manifest:
         }
 
 
-def read_manifest(directory: Path) -> Manifest | None:
+def read_manifest(directory: Path, *, oldest: int = FORMAT) -> Manifest | None:
     """Reads the manifest of an entry; None where there is none.
 
     Raises:
-        StoreFormatError: another format version.
+        StoreFormatError: a format version before `oldest`, or a newer one than ours.
         DamagedStoreError: damaged, or of another directory.
     """
     path = directory / "manifest.json"
     if not path.exists() and not path.is_symlink():
         return None
-    payload = read_json(path, "entry")
+    payload = read_json(path, "entry", oldest=oldest)
     try:
         num_tokens = take_int(payload, "num_tokens", 1, 1 << 31)
         manifest = Manifest(

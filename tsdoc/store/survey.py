@@ -13,7 +13,7 @@ from tsdoc.errors import DamagedStoreError, StoreFormatError
 from tsdoc.store.files import has_ours, is_own_file, named_dirs, read_json
 from tsdoc.store.journal import HEADER_BYTES, least_bytes
 from tsdoc.store.key import FORMAT
-from tsdoc.store.manifest import Manifest, Part, read_manifest
+from tsdoc.store.manifest import MANIFEST_SINCE, Manifest, Part, read_manifest
 from tsdoc.store.segment import SEGMENT_FILES, SegmentInfo, read_info
 from tsdoc.store.tokens import tokens_bytes
 
@@ -207,13 +207,22 @@ def _look_at_entry(path: Path, alien: Status | None) -> tuple[Manifest | None, S
     try:
         manifest = read_manifest(path)
     except StoreFormatError as error:
-        status: Status = "newer" if error.version > FORMAT else "stale"
-        return None, status, f"manifest.json {error.message}"
+        problem = f"manifest.json {error.message}"
+        if error.version > FORMAT:
+            return None, "newer", problem
+        return _read_stale(path), "stale", problem
     except DamagedStoreError as error:
         return None, alien or "damaged", f"manifest.json {error.message}"
     if manifest is None:
         return None, None, ""
     return manifest, alien or ("complete" if manifest.complete else "incomplete"), ""
+
+
+def _read_stale(path: Path) -> Manifest | None:
+    """What an older tsdoc's manifest says belongs to its entry; None where that is lost."""
+    with contextlib.suppress(DamagedStoreError, StoreFormatError):
+        return read_manifest(path, oldest=MANIFEST_SINCE)
+    return None
 
 
 def _broken(manifest: Manifest, segments: Mapping[str, SegmentUse]) -> str:
