@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 
 from tsdoc.errors import ModelError
-from tsdoc.models.config import RopeConfig, describe_rope, from_hf, read_config
+from tsdoc.models.config import (
+    CONFIG_FILES,
+    ModelConfig,
+    RopeConfig,
+    describe_rope,
+    from_hf,
+    read_config,
+)
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -62,24 +69,30 @@ def test_scaling_is_read_under_its_old_and_new_name(key: str) -> None:
     [
         ({"architectures": ["MixtralForCausalLM"]}, "MixtralForCausalLM is not supported"),
         ({"architectures": None}, "architecture (none given)"),
-        ({"architectures": "LlamaForCausalLM"}, "architecture (none given)"),
+        ({"architectures": []}, "architecture (none given)"),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "'dynamic'"),
         ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "'longrope'"),
         ({"rope_scaling": {"rope_type": "linear"}}, "needs a factor"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor"),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "between layers"),
-        ({"rope_scaling": "linear"}, "incomplete or damaged"),
-        ({"rope_theta": -1.0}, "rope_theta"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 0.5}}, "needs a factor"),
+        (
+            {
+                "rope_scaling": {
+                    "rope_type": "llama3",
+                    "factor": 8.0,
+                    "low_freq_factor": 4.0,
+                    "high_freq_factor": 4.0,
+                    "original_max_position_embeddings": 8192,
+                }
+            },
+            "low_freq_factor < high_freq_factor",
+        ),
         ({"partial_rotary_factor": 0.5}, "partial rotary"),
         ({"hidden_act": "gelu"}, "'gelu'"),
-        ({"num_attention_heads": 0}, "incomplete or damaged"),
         ({"num_attention_heads": 3}, "impossible"),
-        ({"num_hidden_layers": 0}, "num_hidden_layers"),
-        ({"vocab_size": "many"}, "incomplete or damaged"),
-        ({"num_hidden_layers": 10**12}, "num_hidden_layers is impossible"),
-        ({"head_dim": -2}, "are impossible"),
-        ({"head_dim": 10**6}, "are impossible"),
-        ({"num_attention_heads": 10**9, "num_key_value_heads": 10**9}, "are impossible"),
+        ({"head_dim": 3}, "are impossible"),
+        ({"num_attention_heads": 128, "num_key_value_heads": 128}, "heads of 0 are impossible"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantised as awq"),
         (
             {"architectures": ["MistralForCausalLM"], "sliding_window": 4096},
@@ -109,8 +122,133 @@ def test_every_missing_key_is_a_model_error(key: str) -> None:
         return
     with pytest.raises(ModelError) as caught:
         from_hf(config)
-    reason = "architecture (none given)" if key == "architectures" else f"({key} is missing)"
+    reason = "architecture (none given)" if key == "architectures" else f"{key} is missing"
     assert reason in caught.value.message
+
+
+def read_with(directory: Path, name: str, key: str, text: str) -> ModelConfig:
+    """Reads a model directory with one more key, JSON `text`, in the file `name`."""
+    *outer, key = key.split(".")
+    for file, values in (("config.json", LLAMA), ("generation_config.json", {})):
+        own = {k: v for k, v in values.items() if k != key}
+        body = json.dumps(own)[:-1] + (", " if own else "")
+        more = f'"{key}": {text}'
+        if outer:
+            more = f'"{outer[0]}": {{"rope_type": "yarn", "factor": 2, "{key}": {text}}}'
+        (directory / file).write_text(f"{body}{more}}}" if file == name else json.dumps(values))
+    return read_config(directory)
+
+
+NO_NUMBERS = ["Infinity", "-Infinity", "NaN", "1e400", "[2]", "true", '"2"', "-1"]
+NO_COUNTS = [*NO_NUMBERS, "0", "2.5", "1" + "0" * 400]
+COUNTS = [
+    "hidden_size",
+    "intermediate_size",
+    "max_position_embeddings",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+    "original_max_position_embeddings",
+    "rope_scaling.original_max_position_embeddings",
+]
+NUMBERS = [
+    "rms_norm_eps",
+    "rope_theta",
+    "partial_rotary_factor",
+    *(
+        f"rope_scaling.{key}"
+        for key in ("rope_theta", "partial_rotary_factor", "beta_fast", "beta_slow", "mscale")
+    ),
+    *(f"rope_scaling.{key}" for key in ("mscale_all_dim", "attention_factor", "low_freq_factor")),
+]
+FLAGS = [
+    "attention_bias",
+    "mlp_bias",
+    "tie_word_embeddings",
+    "use_sliding_window",
+    "rope_scaling.truncate",
+]
+IDS = [
+    "Infinity",
+    "NaN",
+    "1e400",
+    "[[2]]",
+    "[2, null]",
+    "true",
+    "-1",
+    "100",
+    "[2, 100]",
+    '""',
+    "{}",
+]
+OTHERS = [
+    *(("architectures", text) for text in ('"LlamaForCausalLM"', "[5]", "[[]]", "NaN")),
+    *(("layer_types", text) for text in ("5", "[[]]", "[{}]", "[NaN]")),
+    *(
+        (key, text)
+        for key in ("rope_scaling", "rope_parameters")
+        for text in ('"yarn"', "[1]", "5")
+    ),
+    *(("quantization_config", text) for text in ('"awq"', "[1]")),
+    *((key, text) for key in ("hidden_act", "rope_scaling.type") for text in ("5", "[]", "NaN")),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "text"),
+    [
+        *(("config.json", key, text) for key in COUNTS for text in NO_COUNTS),
+        *(("config.json", key, text) for key in NUMBERS for text in NO_NUMBERS),
+        *(("config.json", key, text) for key in FLAGS for text in ("1", "NaN", '"no"', "[]")),
+        *(("config.json", key, text) for key, text in OTHERS),
+        *((name, "eos_token_id", text) for name in CONFIG_FILES for text in IDS),
+    ],
+)
+def test_a_value_that_cannot_be_is_said_with_its_file_and_key(
+    tmp_path: Path, name: str, key: str, text: str
+) -> None:
+    with pytest.raises(ModelError) as caught:
+        read_with(tmp_path, name, key, text)
+    assert caught.value.where == str(tmp_path / name)
+    assert caught.value.message.startswith(f"{key} holds ")
+    assert len(caught.value.message) < 200
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("Infinity", "eos_token_id holds Infinity, which is no token id below 100"),
+        ("[2, [3]]", "eos_token_id holds a list, which is no token id below 100"),
+        (f'"{"x" * 99}"', f'eos_token_id holds "{"x" * 39}…, which is no token id below 100'),
+    ],
+)
+def test_the_value_is_shown_as_it_stands_there(tmp_path: Path, text: str, shown: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        read_with(tmp_path, "generation_config.json", "eos_token_id", text)
+    assert caught.value.message == shown
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("eos_token_id", "null"),
+        ("eos_token_id", "[]"),
+        ("num_key_value_heads", "null"),
+        ("head_dim", "null"),
+        ("rope_theta", "null"),
+        ("attention_bias", "null"),
+        ("sliding_window", "Infinity"),
+        ("vocab_size", "1e2"),
+        ("rope_scaling.mscale", "0"),
+        ("rope_scaling.attention_factor", "null"),
+    ],
+)
+def test_null_is_as_good_as_none_and_a_whole_number_may_have_a_point(
+    tmp_path: Path, key: str, text: str
+) -> None:
+    assert read_with(tmp_path, "config.json", key, text).vocab_size == 100
 
 
 @pytest.mark.parametrize("text", ["", "[]", "[" * 100_000, '{"architectures": ["X"]}'])

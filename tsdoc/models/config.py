@@ -9,13 +9,13 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tsdoc.errors import ModelError, reason_of
+from tsdoc.models.values import Values
 from tsdoc.regular import open_regular
 
 if TYPE_CHECKING:
@@ -28,14 +28,9 @@ ARCHITECTURES = {
     "Qwen3ForCausalLM": "qwen3",
 }
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-MAX_LAYERS, MAX_HEADS, MAX_HEAD_DIM = 4096, 4096, 16_384
-_COUNTS = (
-    "hidden_size",
-    "intermediate_size",
-    "max_position_embeddings",
-    "num_hidden_layers",
-    "vocab_size",
-)
+CONFIG_FILES = ("config.json", "generation_config.json")
+MAX_LAYERS, MAX_HEADS, MAX_HEAD_DIM, MAX_COUNT = 4096, 4096, 16_384, 1 << 31
+_ORIGINAL = "original_max_position_embeddings"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,19 +131,7 @@ def from_hf(config: Mapping[str, Any], generation: Mapping[str, Any] | None = No
         ModelError: unknown architecture or RoPE type, a feature the engine does not run (partial
             rotary, an active sliding window, experts), or a missing or impossible value.
     """
-    names = config.get("architectures")
-    name = str(names[0]) if isinstance(names, list) and names else "(none given)"
-    if name not in ARCHITECTURES:
-        raise ModelError(
-            f"architecture {name} is not supported",
-            hint=f"Supported: {', '.join(sorted(ARCHITECTURES))}.",
-        )
-    architecture = ARCHITECTURES[name]
-    try:
-        return _build(architecture, config, generation or {})
-    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        reason = reason_of(error)
-        raise ModelError(f"config.json is incomplete or damaged ({reason})") from error
+    return _build(Values(config, None), Values(generation or {}, None))
 
 
 def from_shape(shape: ModelShape) -> ModelConfig:
@@ -165,16 +148,11 @@ def read_config(directory: Path) -> ModelConfig:
     """Reads `config.json` and, where present, `generation_config.json` of a model directory.
 
     Raises:
-        ModelError: a file is missing or damaged, or as `from_hf`.
+        ModelError: a file is missing or damaged, or as `from_hf`; `where` is the file to blame.
     """
-    config = _read_object(directory / "config.json")
-    path = directory / "generation_config.json"
-    generation = _read_object(path) if path.exists() else None
-    try:
-        return from_hf(config, generation)
-    except ModelError as error:
-        where = str(directory / "config.json")
-        raise ModelError(error.message, where=where, hint=error.hint) from error
+    path, other = (directory / name for name in CONFIG_FILES)
+    generation = _read_object(other) if other.exists() else {}
+    return _build(Values(_read_object(path), str(path)), Values(generation, str(other)))
 
 
 def _read_object(path: Path) -> dict[str, Any]:
@@ -188,121 +166,116 @@ def _read_object(path: Path) -> dict[str, Any]:
     return value
 
 
-def _build(
-    architecture: str, config: Mapping[str, Any], generation: Mapping[str, Any]
-) -> ModelConfig:
-    quantised = config.get("quantization_config")
-    if quantised:
-        raise ModelError(
-            f"weights quantised as {quantised.get('quant_method', 'unknown')} are not supported",
+def _build(config: Values, generation: Values) -> ModelConfig:
+    name = next(iter(config.texts("architectures")), "(none given)")
+    if name not in ARCHITECTURES:
+        raise config.error(
+            f"architecture {name} is not supported",
+            hint=f"Supported: {', '.join(sorted(ARCHITECTURES))}.",
+        )
+    architecture = ARCHITECTURES[name]
+    quantised = config.table("quantization_config")
+    if quantised.values:
+        raise config.error(
+            f"weights quantised as {quantised.text('quant_method', default='unknown')} are not"
+            " supported",
             hint="Use the model's original weights, or a .gguf file.",
         )
-    num_qo_heads = int(config["num_attention_heads"])
-    num_kv_heads = int(config.get("num_key_value_heads") or num_qo_heads)
-    hidden_size = int(config["hidden_size"])
-    head_dim = int(config.get("head_dim") or hidden_size // num_qo_heads)
-    heads_fit = 0 < num_kv_heads <= num_qo_heads < MAX_HEADS and num_qo_heads % num_kv_heads == 0
-    if not heads_fit or head_dim % 2 or not 0 < head_dim < MAX_HEAD_DIM:
-        raise ModelError(
+    num_qo_heads = config.count("num_attention_heads", below=MAX_HEADS)
+    num_kv_heads = config.count("num_key_value_heads", below=MAX_HEADS, default=num_qo_heads)
+    hidden_size = config.count("hidden_size", below=MAX_COUNT)
+    head_dim = config.count("head_dim", below=MAX_HEAD_DIM, default=hidden_size // num_qo_heads)
+    if num_qo_heads % num_kv_heads or head_dim % 2 or not 0 < head_dim < MAX_HEAD_DIM:
+        raise config.error(
             f"{num_qo_heads} query heads over {num_kv_heads} KV heads of {head_dim} are impossible"
         )
-    for key in _COUNTS:
-        limit = MAX_LAYERS if key == "num_hidden_layers" else 1 << 31
-        if not 0 < int(config[key]) < limit:
-            raise ModelError(f"{key} is impossible ({config[key]})")
-    if config.get("hidden_act", "silu") not in ("silu", "swish"):
-        raise ModelError(f"activation {config['hidden_act']!r} is not supported (only silu)")
+    activation = config.text("hidden_act", default="silu")
+    if activation not in ("silu", "swish"):
+        raise config.error(f"activation {activation!r} is not supported (only silu)")
     _refuse_sliding_window(architecture, config)
     # Which projections carry a bias is fixed by the code of each family, except Llama's switches.
-    attention_bias = bool(config.get("attention_bias", False))
+    attention_bias = config.flag("attention_bias")
+    mlp_bias = config.flag("mlp_bias")
+    vocab_size = config.count("vocab_size", below=MAX_COUNT)
+    eos = [file.ids("eos_token_id", below=vocab_size) for file in (config, generation)]
     return ModelConfig(
         architecture=architecture,
-        num_layers=int(config["num_hidden_layers"]),
+        num_layers=config.count("num_hidden_layers", below=MAX_LAYERS),
         hidden_size=hidden_size,
-        intermediate_size=int(config["intermediate_size"]),
+        intermediate_size=config.count("intermediate_size", below=MAX_COUNT),
         num_qo_heads=num_qo_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        vocab_size=int(config["vocab_size"]),
-        norm_eps=float(config["rms_norm_eps"]),
+        vocab_size=vocab_size,
+        norm_eps=config.number("rms_norm_eps"),
         rope=_rope(config),
-        window=int(config["max_position_embeddings"]),
-        tie_embeddings=bool(config.get("tie_word_embeddings", False)),
+        window=config.count("max_position_embeddings", below=MAX_COUNT),
+        tie_embeddings=config.flag("tie_word_embeddings"),
         qkv_bias=architecture == "qwen2" or (attention_bias and architecture != "mistral"),
         o_bias=attention_bias and architecture in ("llama", "qwen3"),
-        mlp_bias=bool(config.get("mlp_bias", False)) and architecture == "llama",
+        mlp_bias=mlp_bias and architecture == "llama",
         qk_norm=architecture == "qwen3",
-        eos_token_ids=_eos(config, generation),
+        eos_token_ids=tuple(sorted({*eos[0], *eos[1]})),
     )
 
 
-def _eos(config: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int, ...]:
-    ids: set[int] = set()
-    for source in (config, generation):
-        value = source.get("eos_token_id")
-        ids.update([value] if isinstance(value, int) else value or [])
-    return tuple(sorted(ids))
-
-
-def _refuse_sliding_window(architecture: str, config: Mapping[str, Any]) -> None:
-    window = config.get("sliding_window")
-    kinds = set(config.get("layer_types") or [])
+def _refuse_sliding_window(architecture: str, config: Values) -> None:
+    kinds = set(config.texts("layer_types"))
     if architecture == "mistral":
-        active = window is not None
+        active = "sliding_window" in config
     elif kinds:
         active = kinds != {"full_attention"}
     else:
-        active = bool(config.get("use_sliding_window", False)) and window is not None
+        active = config.flag("use_sliding_window") and "sliding_window" in config
     if active:
-        raise ModelError(
-            f"an active sliding window ({window} tokens) is not supported",
+        raise config.error(
+            f"an active sliding window ({config.shown('sliding_window')} tokens) is not supported",
             hint="Use a model with full attention in every layer.",
         )
 
 
-def _rope(config: Mapping[str, Any]) -> RopeConfig:
+def _rope(config: Values) -> RopeConfig:
     # transformers 5 writes `rope_parameters`; earlier files have `rope_theta` and `rope_scaling`.
-    table = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    if any(isinstance(value, dict) for value in table.values()):
-        raise ModelError("RoPE settings that differ between layers are not supported")
-    rope_type = str(table.get("rope_type") or table.get("type") or "default")
-    theta = float(table.get("rope_theta") or config.get("rope_theta") or 10_000.0)
-    if not (theta > 0 and math.isfinite(theta)):
-        raise ModelError(f"rope_theta is impossible ({theta})")
-    if float(config.get("partial_rotary_factor") or table.get("partial_rotary_factor") or 1) != 1:
-        raise ModelError("partial rotary embedding is not supported")
+    table = config.table("rope_parameters")
+    if not table.values:
+        table = config.table("rope_scaling")
+    if any(isinstance(value, dict) for value in table.values.values()):
+        raise config.error("RoPE settings that differ between layers are not supported")
+    if any(file.number("partial_rotary_factor", default=1.0) != 1 for file in (config, table)):
+        raise config.error("partial rotary embedding is not supported")
+    rope_type = table.text("rope_type", default=table.text("type", default="default"))
     if rope_type not in ROPE_TYPES:
-        raise ModelError(
+        raise config.error(
             f"RoPE type {rope_type!r} is not supported", hint=f"Supported: {', '.join(ROPE_TYPES)}."
         )
 
     def number(key: str) -> float | None:
-        return float(table[key]) if table.get(key) is not None else None
+        return table.number(key) if table.values.get(key) else None  # 0 stands for none
 
-    original = table.get("original_max_position_embeddings") or config.get(
-        "original_max_position_embeddings"
-    )
-    if rope_type != "default" and not (number("factor") or 0) >= 1:
-        raise ModelError(f"RoPE type {rope_type!r} needs a factor of at least 1")
-    if rope_type == "llama3" and None in (
-        original,
-        number("low_freq_factor"),
-        number("high_freq_factor"),
-    ):
-        raise ModelError("RoPE type 'llama3' needs low_freq_factor, high_freq_factor and window")
-    if rope_type in ("yarn", "llama3"):
-        original = int(original or config["max_position_embeddings"])
+    factor, low, high = map(number, ("factor", "low_freq_factor", "high_freq_factor"))
+    if rope_type != "default" and (factor or 0) < 1:
+        raise config.error(f"RoPE type {rope_type!r} needs a factor of at least 1")
+    file = table if _ORIGINAL in table else config
+    original = file.count(_ORIGINAL, below=MAX_COUNT) if _ORIGINAL in file else None
+    if rope_type == "llama3" and not (original and low and high and low < high):
+        raise config.error(
+            f"RoPE type 'llama3' needs low_freq_factor < high_freq_factor and {_ORIGINAL}"
+        )
+    if rope_type == "yarn" and original is None:
+        original = config.count("max_position_embeddings", below=MAX_COUNT)
     return RopeConfig(
         rope_type=rope_type,
-        theta=theta,
-        factor=number("factor"),
+        theta=table.number(
+            "rope_theta", above=1, default=config.number("rope_theta", above=1, default=10_000.0)
+        ),
+        factor=factor,
         original_window=original,
-        low_freq_factor=number("low_freq_factor"),
-        high_freq_factor=number("high_freq_factor"),
+        low_freq_factor=low,
+        high_freq_factor=high,
         beta_fast=number("beta_fast"),
         beta_slow=number("beta_slow"),
         mscale=number("mscale"),
         mscale_all_dim=number("mscale_all_dim"),
         attention_factor=number("attention_factor"),
-        truncate=bool(table.get("truncate", True)),
+        truncate=table.flag("truncate", default=True),
     )

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from tsdoc.errors import ModelError, ResourceError, StoreError
 from tsdoc.home import Home, private_dir
+from tsdoc.models.config import CONFIG_FILES
 from tsdoc.models.weights import INDEX_FILE, weight_files
 from tsdoc.regular import open_regular
 
@@ -26,7 +27,6 @@ TOKENIZER_FILES = (
     "special_tokens_map.json",
     "chat_template.jinja",
 )
-CONFIG_FILES = ("config.json", "generation_config.json")
 _CACHE_NAME = "content-hashes.json"
 _GRAIN_NS = 100_000_000
 _MAX_ENTRIES = 1000

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Protocol
 
 from tsdoc.errors import ModelError
+from tsdoc.models.config import CONFIG_FILES
 from tsdoc.models.download_plan import disk_errors
-from tsdoc.models.fingerprint import CONFIG_FILES, TOKENIZER_FILES
+from tsdoc.models.fingerprint import TOKENIZER_FILES
 from tsdoc.models.weights import INDEX_FILE, SINGLE_FILE
 from tsdoc.terminal import visible_line
 
