@@ -191,6 +191,7 @@ def test_control_tokens_listed_only_in_the_config_count_too(tmp_path: Path) -> N
     assert TextTokenizer(directory).encode_control("<think>").tolist() == [9000]
 
 
+@pytest.mark.timeout(60)
 def test_white_space_around_control_tokens_that_claim_it_is_theirs(tmp_path: Path) -> None:
     from tests.prompt.vocabularies import make_byte_level
 
@@ -200,9 +201,14 @@ def test_white_space_around_control_tokens_that_claim_it_is_theirs(tmp_path: Pat
     data["added_tokens"][2] |= {"lstrip": True, "rstrip": True}
     path.write_text(json.dumps(data), "utf-8")
     tokenizer = TextTokenizer(directory)
-    text = "a \n<|im_end|>\n b"
-    expected = _original(tokenizer).encode(text, add_special_tokens=False).ids
-    assert tokenizer.encode_control(text).tolist() == expected
+    original = _original(tokenizer)
+    for text in ("a \n<|im_end|>\n b", " <|im_end|> \n <|im_end|>", "<tool_call> <|im_end|>b "):
+        expected = original.encode(text, add_special_tokens=False).ids
+        assert tokenizer.encode_control(text).tolist() == expected
+    blank = " " * (1 << 19)  # minutes, if each place were looked at on its own
+    assert tokenizer.encode_control(f"<|im_end|>{blank}<|im_end|>{blank}a").size == 3
+    expected = original.encode(f"{blank}a", add_special_tokens=False).ids
+    assert tokenizer.encode_control(f"{blank}a").tolist() == expected
 
 
 @shared_tokenizer
