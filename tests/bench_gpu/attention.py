@@ -49,31 +49,32 @@ def attention(length: int, chunk: int) -> list[Row]:
         return cache.attend_chunks(0, q, cache.select(0, make_queries(), ranges), ranges)
 
     share = 1 / len(ranges)
+    total_ms = graph_ms(work) * share
     row: Row = {
         "what": f"attention work per chunk of {chunk}",
         "tokens": length,
-        "total_ms": graph_ms(work) * share,
+        "total_ms": total_ms,
         "queries_ms": graph_ms(make_queries) * share,
         "select_ms": graph_ms(lambda: cache.select(0, queries, ranges)) * share,
         "attend_ms": graph_ms(attend) * share,
     }
     for name, value in full_attention(q[:512], keys[:length], values[:length]).items():
         row[name] = value
-        row[name.replace("_ms", "_times")] = value / (row["total_ms"] * 512 / chunk)
+        row[name.replace("_ms", "_times")] = value / (total_ms * 512 / chunk)
     return [row]
 
 
 def full_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, float]:
     """Fused attention of the chunk over all tokens before it, without a mask."""
     out = {}
-    heads = [t.transpose(0, 1)[None] for t in (q, k, v)]
+    query, keys, values = (t.transpose(0, 1)[None] for t in (q, k, v))
     for name, kind in (
         ("cudnn", SDPBackend.CUDNN_ATTENTION),
         ("flash", SDPBackend.FLASH_ATTENTION),
     ):
         with sdpa_kernel(kind):
             out[f"full_{name}_ms"] = median_ms(
-                lambda: F.scaled_dot_product_attention(*heads, enable_gqa=True), 7
+                lambda: F.scaled_dot_product_attention(query, keys, values, enable_gqa=True), 7
             )
     try:
         import flashinfer
@@ -92,7 +93,7 @@ def full_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[st
     run = functools.partial(wrapper.run, q, paged)
     out["full_flashinfer_fa3_ms"] = median_ms(run, 7)
     exact = F.scaled_dot_product_attention(
-        heads[0][:, :, -1:], *heads[1:], enable_gqa=True
+        query[:, :, -1:], keys, values, enable_gqa=True
     )  # the last query sees all tokens, under a causal mask too
     error = (run()[-1] - exact[0, :, 0]).norm() / exact.norm()
     out["flashinfer_error"] = float(error)

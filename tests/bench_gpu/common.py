@@ -79,6 +79,12 @@ def make_engine(decoder: FusedDecoder, config: SelectionConfig, max_tokens: int)
     )  # fmt: skip
 
 
+def pool_of(engine: Engine) -> PagePool:
+    """What `make_engine`'s engine keeps K and V in."""
+    assert isinstance(engine.backend, TritonBackend)
+    return engine.backend.pool
+
+
 def fill(pool: PagePool) -> None:
     """Random K and V."""
     for tensor in (*pool.keys, *pool.values):

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tests.bench_gpu.common import DEVICE, PAPER, Row, fill, graph_ms, make_engine
+from tests.bench_gpu.common import DEVICE, PAPER, Row, fill, graph_ms, make_engine, pool_of
 from tsdoc.engine.engine import Engine
 from tsdoc.engine.fused_decoder import FusedDecoder
 from tsdoc.engine.generate import GenerationConfig
@@ -36,7 +36,7 @@ def decode(decoder: FusedDecoder, num_tokens: int, count: int = 24) -> list[Row]
     engine = make_engine(decoder, PAPER, num_tokens + 4096)
     piece = DevicePiece(start=0, capacity=num_tokens + 256)
     engine.cache([piece])
-    pool = engine.backend.pool
+    pool = pool_of(engine)
     fill(pool)
     pool.resident = num_tokens
     rows: list[Row] = []
@@ -65,9 +65,9 @@ def decode(decoder: FusedDecoder, num_tokens: int, count: int = 24) -> list[Row]
         for layer in range(decoder.config.num_layers):
             q, _, _ = decoder.project(layer, hidden)
             k, v = (t[layer][:num_tokens] for t in (pool.keys, pool.values))
-            heads = [t.transpose(0, 1)[None] for t in (q, k, v)]
+            q, k, v = (t.transpose(0, 1)[None] for t in (q, k, v))
             with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-                out = F.scaled_dot_product_attention(*heads, enable_gqa=True)
+                out = F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
             hidden = decoder.finish_layer(layer, hidden, out[0].transpose(0, 1))
         return decoder.logits(hidden)
 

@@ -21,7 +21,7 @@ from tsdoc.kernels.page_pool import PagePool
 from tsdoc.kernels.rope import make_rope_table
 from tsdoc.kernels.triton.decode_scores import decode_votes
 from tsdoc.kernels.triton.index_rescore import select_candidates
-from tsdoc.kernels.triton.index_scan import IndexTuning, index_votes
+from tsdoc.kernels.triton.index_scan import IndexTuning, Projected, index_votes
 from tsdoc.kernels.triton.tiles import LOG2_E
 from tsdoc.kernels.triton.topk import TopSpace, make_space, select_top, tile_size, tiles_holding
 from tsdoc.kernels.triton_index import DeviceIndex
@@ -80,20 +80,24 @@ class Layer:
         )  # fmt: skip
         return votes, select_top(votes, self.meta, top_k=2048, space=space, skip=self.skip)
 
-    def votes(self, space: TopSpace, candidates: int, tuning: IndexTuning | None = None) -> tuple:
+    def votes(
+        self, space: TopSpace, candidates: int, tuning: IndexTuning | None = None
+    ) -> tuple[torch.Tensor, Projected]:
         return index_votes(
             self.query, self.index.axes[0], self.index.centres[0], self.index.codes[0], self.meta,
             self.skip, space, self.tickets, num_sms=self.sms, tuning=tuning,
             floor_tiles=tiles_holding(candidates, self.num_tokens, space.tile),
         )  # fmt: skip
 
-    def choose(self, space: TopSpace, votes: torch.Tensor, projected: object, room: int) -> object:
+    def choose(
+        self, space: TopSpace, votes: torch.Tensor, projected: Projected, room: int
+    ) -> torch.Tensor:
         return select_candidates(
             self.query, votes, projected, self.pool.keys[0], self.pool.page_table,
             self.index.codes[0], self.meta, self.skip, space, self.tickets, room=room, top_k=2048,
         )  # fmt: skip
 
-    def select(self, space: TopSpace, candidates: int) -> object:
+    def select(self, space: TopSpace, candidates: int) -> torch.Tensor:
         return self.choose(space, *self.votes(space, candidates), 2 * candidates)
 
 

@@ -59,7 +59,9 @@ def load(num_tokens: int) -> list[Row]:
         keep(store, ids)
         for what, run in (("load", _load), ("read and check", _read)):
             for _ in range(3):
-                with store.open(KEY, ids) as entry:
+                entry = store.open(KEY, ids)
+                assert entry is not None
+                with entry:
                     seconds = run(entry.pieces, num_tokens)
                 rows.append(
                     {"what": what, "tokens": num_tokens, "s": seconds,

@@ -19,6 +19,7 @@ from tests.bench_gpu.common import (
     fill,
     make_engine,
     median_ms,
+    pool_of,
     random_ids,
 )
 from tsdoc.engine.engine import Engine
@@ -51,9 +52,7 @@ def prefill(decoder: FusedDecoder, num_tokens: int, block: int, chunk: int) -> l
         "total_s": total,
         "tokens_per_s": num_tokens / total,
         "peak_GB": torch.cuda.max_memory_allocated() / 1e9,
-        "finite": bool(
-            engine.backend.pool.keys[-1][num_tokens - 4096 : num_tokens].isfinite().all()
-        ),
+        "finite": bool(pool_of(engine).keys[-1][num_tokens - 4096 : num_tokens].isfinite().all()),
     }
     row |= {f"at_{end // 1024}k_s": t for end, t in marks if end in (131_072, 524_288, 1_048_576)}
     return [row]
@@ -78,7 +77,7 @@ def transfer(decoder: FusedDecoder, num_tokens: int) -> list[Row]:
             total = time.perf_counter() - begun
         what = f"prefill, {'copied to' if piece.on_host else 'not in'} host memory"
         rows.append({"what": what, "tokens": num_tokens, "total_s": total, "GB": size / 1e9})
-    engine.backend.pool.resident = 0
+    pool_of(engine).resident = 0
     begun = time.perf_counter()
     engine.cache([memory]).load(num_tokens)
     total = time.perf_counter() - begun
@@ -121,7 +120,7 @@ def trade(decoder: FusedDecoder, num_tokens: int) -> list[Row]:
     engine = make_engine(decoder, PAPER, num_tokens + 16_384)
     piece = DevicePiece(start=0, capacity=num_tokens + 16_384)
     engine.cache([piece])
-    fill(engine.backend.pool)
+    fill(pool_of(engine))
     rows: list[Row] = []
     for block, chunk in itertools.product((4096, 8192, 16_384), (256, 512, 1024)):
         config = dataclasses.replace(PAPER, chunk_size=chunk)

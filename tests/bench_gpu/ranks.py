@@ -57,7 +57,7 @@ PARTS = {
     "qwen2_7b_2m": ("qwen2_7b", 1 << 21),
     "llama3_8b": ("llama3_8b", 1 << 20),
 }
-TINY = {
+TINY: dict[str, Any] = {
     "num_layers": 1, "hidden_size": 64, "intermediate_size": 96, "num_qo_heads": 4,
     "num_kv_heads": 2, "head_dim": 16, "vocab_size": 97,
 }  # fmt: skip
@@ -243,9 +243,11 @@ def compare(rows: list[Row], part: str) -> list[Row]:
         if count == 1 or one is None:
             continue
         name = "ms_per_token" if kind else "prefill_s"
-        faster = float(one[name]) / float(row[name])
+        before, now = one[name], row[name]
+        assert isinstance(before, float)
+        assert isinstance(now, float)
         what = f"decode, {kind}" if kind else "prefill"
-        found.append({"part": part, "what": what, "ranks": count, "times_faster": faster})
+        found.append({"part": part, "what": what, "ranks": count, "times_faster": before / now})
     return found
 
 
