@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.store.synthetic import KEY, make_ids
+from tests.store.synthetic import make_ids, reopen
 from tsdoc.kernels.kv import KVArray, LayerIndex
 from tsdoc.store import KVShape, Store
 from tsdoc.store.derive import derive
@@ -30,7 +30,7 @@ def plain_layer(layer: int, keys: KVArray) -> LayerIndex:
     )
 
 
-def slowly(delay_s: float) -> Callable[[KVArray], LayerIndex]:
+def slowly(delay_s: float) -> Callable[[int, KVArray], LayerIndex]:
     """`plain_layer`, so late that another process comes in between."""
 
     def make(layer: int, keys: KVArray) -> LayerIndex:
@@ -42,7 +42,7 @@ def slowly(delay_s: float) -> Callable[[KVArray], LayerIndex]:
 
 def main() -> None:
     root, delay_s = sys.argv[1:]
-    with Store(Path(root)).open(KEY, IDS) as entry:
+    with reopen(Store(Path(root)), IDS) as entry:
         sys.stdout.write("begun\n")
         sys.stdout.flush()
         derive(entry.segments[0], slowly(float(delay_s)))

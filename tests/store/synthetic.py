@@ -8,19 +8,25 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from tsdoc.errors import CorruptPageError
+from tsdoc.kernels.kv import KVArray, KVPiece
 from tsdoc.store import KVShape, ModelKey, Store
+from tsdoc.store.entry import Entry
+from tsdoc.store.key import Ids
+from tsdoc.store.writer import Writer
 
 SHAPE = KVShape(num_layers=2, num_kv_heads=2, head_dim=4, kv_dtype="bfloat16")
 BLOCK = 512
 
 
-def make_key(**changes):
-    fields = {
+def make_key(**changes: Any) -> ModelKey:
+    fields: dict[str, Any] = {
         "model": "m",
         "rope": {"rope_type": "default", "theta": 10_000},
         "kv_dtype": "bfloat16",
@@ -39,11 +45,11 @@ def make_key(**changes):
 KEY = make_key()
 
 
-def make_ids(num_tokens, seed=0):
+def make_ids(num_tokens: int, seed: int = 0) -> Ids:
     return np.random.default_rng(seed).integers(0, 50_000, num_tokens).astype(np.int32)
 
 
-def expected(ids, shape=SHAPE):
+def expected(ids: Ids, shape: KVShape = SHAPE) -> KVArray:
     """K and V of every token, [num_layers, num_tokens, 2, num_kv_heads, head_dim]."""
     running = np.cumsum(ids.astype(np.int64) * 2654435761 + 1)
     salt = np.arange(2 * shape.num_layers * shape.num_kv_heads * shape.head_dim)
@@ -54,7 +60,7 @@ def expected(ids, shape=SHAPE):
     return mixed.astype(np.uint16)
 
 
-def write(pieces, data, start, end):
+def write(pieces: Sequence[KVPiece], data: KVArray, start: int, end: int) -> None:
     for piece in pieces:
         first, last = max(start, piece.start), min(end, piece.start + piece.capacity)
         if first >= last:
@@ -64,7 +70,14 @@ def write(pieces, data, start, end):
             piece.rows(layer)[inside] = data[layer, first:last]
 
 
-def prefill(writer, ids, shape=SHAPE, block=BLOCK, stop=None, on_block=None):
+def prefill(
+    writer: Writer,
+    ids: Ids,
+    shape: KVShape = SHAPE,
+    block: int = BLOCK,
+    stop: int | None = None,
+    on_block: Callable[[int], object] | None = None,
+) -> None:
     """Writes and commits everything from `num_committed` on, or up to `stop`."""
     data = expected(ids, shape)
     end = len(ids) if stop is None else stop
@@ -77,7 +90,15 @@ def prefill(writer, ids, shape=SHAPE, block=BLOCK, stop=None, on_block=None):
             on_block(last)
 
 
-def build(store, ids, key=KEY, shape=SHAPE, block=BLOCK, name="doc", meta=None):
+def build(
+    store: Store,
+    ids: Ids,
+    key: ModelKey = KEY,
+    shape: KVShape = SHAPE,
+    block: int = BLOCK,
+    name: str = "doc",
+    meta: Mapping[str, Any] | None = None,
+) -> tuple[Entry, int]:
     """Prefills and finishes; returns (entry, tokens reused)."""
     with store.begin(key, shape, ids, prefill_block=block, name=name, meta=meta) as writer:
         reused = writer.num_committed
@@ -85,7 +106,14 @@ def build(store, ids, key=KEY, shape=SHAPE, block=BLOCK, name="doc", meta=None):
         return writer.finish(), reused
 
 
-def read(holder, shape=SHAPE):
+def reopen(store: Store, ids: Ids) -> Entry:
+    """Opens what must be there."""
+    entry = store.open(KEY, ids)
+    assert entry is not None
+    return entry
+
+
+def read(holder: Entry | Writer, shape: KVShape = SHAPE) -> KVArray:
     """Everything an entry holds, checked as the engine would."""
     end = holder.parts[-1].end
     out = np.zeros((shape.num_layers, end, 2, shape.num_kv_heads, shape.head_dim), shape.dtype)
@@ -98,9 +126,11 @@ def read(holder, shape=SHAPE):
     return out
 
 
-def heal(store, holder, shape=SHAPE, block=BLOCK):
+def heal(
+    store: Store, holder: Entry | Writer, shape: KVShape = SHAPE, block: int = BLOCK
+) -> list[tuple[int, int]]:
     """Reads everything and repairs what is damaged; returns the ranges that were computed again."""
-    repaired = []
+    repaired: list[tuple[int, int]] = []
     while True:
         try:
             read(holder, shape)
@@ -116,17 +146,17 @@ def heal(store, holder, shape=SHAPE, block=BLOCK):
                     repaired.append((start, end))
 
 
-def say(**event):
+def say(**event: object) -> None:
     sys.stdout.write(json.dumps(event) + "\n")
     sys.stdout.flush()
 
 
-def main():
+def main() -> None:
     root, num_tokens, seed, delay_s = sys.argv[1:]
     ids = make_ids(int(num_tokens), int(seed))
     store = Store(Path(root))
 
-    def on_block(end):
+    def on_block(end: int) -> None:
         say(committed=end)
         time.sleep(float(delay_s))
 

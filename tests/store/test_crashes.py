@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import contextlib
 import json
 import os
@@ -6,13 +8,28 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import pytest
 
-from tests.store.synthetic import BLOCK, KEY, SHAPE, build, expected, make_ids, prefill, read
+from tests.store.conftest import Warnings
+from tests.store.synthetic import (
+    BLOCK,
+    KEY,
+    SHAPE,
+    build,
+    expected,
+    make_ids,
+    prefill,
+    read,
+    reopen,
+)
 from tsdoc.store import Store
+from tsdoc.store.key import Ids
 from tsdoc.store.manifest import ENTRY_FILES
 from tsdoc.store.pages import Segment
 from tsdoc.store.segment import DERIVED_FILES, SEGMENT_FILES
@@ -21,13 +38,23 @@ from tsdoc.store.votes_file import SHARES_FILE, VOTES_FILE
 REPOSITORY = Path(__file__).parents[2]
 NUM_TOKENS = 4000
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
-def start(root, num_tokens=NUM_TOKENS, seed=0, delay_s=0.0):
+
+def start(
+    root: Path, num_tokens: int = NUM_TOKENS, seed: int = 0, delay_s: float = 0.0
+) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "tests.store.synthetic", root, num_tokens, seed, delay_s]
     return subprocess.Popen([*map(str, command)], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
 
 
-def events(process):
+def next_line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+def events(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
     out, _ = process.communicate(timeout=60)
     lines = []
     for line in out.splitlines():
@@ -38,7 +65,7 @@ def events(process):
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kills", [5, pytest.param(200, marks=pytest.mark.slow)])
-def test_a_killed_prefill_goes_on_from_the_last_committed_block(tmp_path, kills):
+def test_a_killed_prefill_goes_on_from_the_last_committed_block(tmp_path: Path, kills: int) -> None:
     """Every kill is followed by a look: what was reported committed is there, bit for bit."""
     chance = random.Random(5)
     done = rounds = 0
@@ -46,18 +73,18 @@ def test_a_killed_prefill_goes_on_from_the_last_committed_block(tmp_path, kills)
         root = tmp_path / str(rounds)  # its own: a process may finish before it is killed
         done, rounds = done + kill_until_finished(root, chance), rounds + 1
         store = Store(root)
-        with store.open(KEY, make_ids(NUM_TOKENS)) as entry:
+        with reopen(store, make_ids(NUM_TOKENS)) as entry:
             assert np.array_equal(read(entry), expected(entry.ids))
         check_alone(root, entry.ids)
 
 
-def kill_until_finished(root, chance):
+def kill_until_finished(root: Path, chance: random.Random) -> int:
     """Starts and kills processes until one finishes; returns the number of kills."""
     store, ids = Store(root), make_ids(NUM_TOKENS)
     known = kills = 0
     while True:
         process = start(root, delay_s=0.01)
-        first = process.stdout.readline()
+        first = next_line(process)
         time.sleep(chance.uniform(0, 0.12))
         process.send_signal(signal.SIGKILL)
         said = [json.loads(first), *events(process)]
@@ -84,15 +111,15 @@ class Mortality:
     From then on every such call fails, so that no cleaning up reaches the disk.
     """
 
-    def __init__(self, monkeypatch, number):
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
         self.left = number
         for name in CALLS:
             monkeypatch.setattr(os, name, self._wrap(getattr(os, name)))
         for name in ("replace", "unlink", "mkdir", "rmdir"):
             monkeypatch.setattr(Path, name, self._wrap(getattr(Path, name)))
 
-    def _wrap(self, real):
-        def call(*args, **kwargs):
+    def _wrap(self, real: Callable[P, R]) -> Callable[P, R]:
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
             self.left -= 1
             if self.left <= 0:
                 raise Died
@@ -101,7 +128,7 @@ class Mortality:
         return call
 
 
-def dies(monkeypatch, number, work):
+def dies(monkeypatch: pytest.MonkeyPatch, number: int, work: Callable[[], object]) -> bool:
     """Runs `work`, dying at call `number`; returns whether it died."""
     with monkeypatch.context() as patches:
         Mortality(patches, number)
@@ -112,20 +139,22 @@ def dies(monkeypatch, number, work):
     return False
 
 
-def prefill_all(store, ids):
+def prefill_all(store: Store, ids: Ids) -> None:
     with store.begin(KEY, SHAPE, ids, prefill_block=BLOCK, name="doc") as writer:
         prefill(writer, ids)
         writer.finish().close()
 
 
-def test_death_at_every_single_file_operation_is_survived(tmp_path, monkeypatch, warnings):
+def test_death_at_every_single_file_operation_is_survived(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warnings: Warnings
+) -> None:
     ids = make_ids(1500)
     number = 0
     died = True
     while died:
         number += 1
         root = tmp_path / str(number)
-        died = dies(monkeypatch, number, lambda root=root: prefill_all(Store(root), ids))
+        died = dies(monkeypatch, number, partial(prefill_all, Store(root), ids))
         warnings.clear()
         prefill_all(Store(root, on_warning=warnings), ids)
         assert not warnings  # a death is no damage
@@ -136,29 +165,37 @@ def test_death_at_every_single_file_operation_is_survived(tmp_path, monkeypatch,
 class Diary:
     """Notes in which order files are written and made durable."""
 
-    def __init__(self, monkeypatch):
-        self.lines = []
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.lines: list[tuple[str, str]] = []
         self._note(monkeypatch, os, "fsync", lambda fd: ("sync", name_of(fd)))
         self._note(monkeypatch, os, "pwrite", lambda fd, *_: ("write", name_of(fd)))
         self._note(monkeypatch, Path, "replace", lambda _, target: ("rename", target.name))
         self._note(monkeypatch, Segment, "flush", lambda _: ("sync", "kv.bin"))
 
-    def _note(self, monkeypatch, owner, name, describe):
+    def _note(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        owner: object,
+        name: str,
+        describe: Callable[..., tuple[str, str]],
+    ) -> None:
         real = getattr(owner, name)
 
-        def noted(*args):
+        def noted(*args: object) -> object:
             self.lines.append(describe(*args))
             return real(*args)
 
         monkeypatch.setattr(owner, name, noted)
 
 
-def name_of(fd):
+def name_of(fd: int) -> str:
     name = Path(f"/proc/self/fd/{fd}").readlink().name
     return "temporary" if name.startswith(".tmp-") else name
 
 
-def test_what_vouches_for_data_is_written_after_they_are_durable(root, monkeypatch):
+def test_what_vouches_for_data_is_written_after_they_are_durable(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What a power cut leaves is some beginning of this."""
     ids = make_ids(1500)
     diary = Diary(monkeypatch)
@@ -176,7 +213,9 @@ def test_what_vouches_for_data_is_written_after_they_are_durable(root, monkeypat
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_row_of_deaths_is_survived(store, root, seed, monkeypatch):
+def test_a_row_of_deaths_is_survived(
+    store: Store, root: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ids = make_ids(1500, seed=seed)
     chance = random.Random(seed)
     for _ in range(12):
@@ -186,7 +225,9 @@ def test_a_row_of_deaths_is_survived(store, root, seed, monkeypatch):
     check_alone(root, ids)
 
 
-def test_death_at_every_step_of_a_removal_leaves_nothing_half_gone(tmp_path, monkeypatch):
+def test_death_at_every_step_of_a_removal_leaves_nothing_half_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ids = make_ids(300)
     number = 0
     died = True
@@ -196,7 +237,7 @@ def test_death_at_every_step_of_a_removal_leaves_nothing_half_gone(tmp_path, mon
         store = Store(root, max_bytes=1 << 30)
         prefill_all(store, ids)
         name = store.list()[0].entry_id
-        died = dies(monkeypatch, number, lambda s=store, n=name: s.remove([n]))
+        died = dies(monkeypatch, number, partial(store.remove, [name]))
         entry = store.open(KEY, ids)
         if entry is not None:
             with entry:
@@ -208,10 +249,10 @@ def test_death_at_every_step_of_a_removal_leaves_nothing_half_gone(tmp_path, mon
         check_alone(root, ids)
 
 
-def check_alone(root, ids):
+def check_alone(root: Path, ids: Ids) -> None:
     """The store holds this one entry, right, and no litter."""
     store = Store(root, max_bytes=1 << 30)
-    with store.open(KEY, ids) as entry:
+    with reopen(store, ids) as entry:
         assert np.array_equal(read(entry), expected(ids))
     assert [e.status for e in store.list()] == ["complete"]
     names = {p.name for p in root.rglob("*") if p.is_file()}
@@ -220,7 +261,7 @@ def check_alone(root, ids):
     assert len(list(root.rglob("*"))) == len(names) + 5  # and the directories
 
 
-def test_two_processes_at_once_compute_a_document_once(root):
+def test_two_processes_at_once_compute_a_document_once(root: Path) -> None:
     processes = [start(root, delay_s=0.02) for _ in range(3)]
     said = [events(p) for p in processes]
     assert all(e[-1] == {"done": True} for e in said)
@@ -230,11 +271,11 @@ def test_two_processes_at_once_compute_a_document_once(root):
     check_alone(root, ids)
 
 
-def test_who_waits_takes_over_when_the_writer_is_killed(store, root):
+def test_who_waits_takes_over_when_the_writer_is_killed(store: Store, root: Path) -> None:
     first = start(root, delay_s=0.2)
-    assert json.loads(first.stdout.readline()) == {"start": 0}
+    assert json.loads(next_line(first)) == {"start": 0}
     second = start(root)
-    while json.loads(first.stdout.readline())["committed"] < 2 * BLOCK:
+    while json.loads(next_line(first))["committed"] < 2 * BLOCK:
         pass
     first.send_signal(signal.SIGKILL)
     events(first)
@@ -243,10 +284,10 @@ def test_who_waits_takes_over_when_the_writer_is_killed(store, root):
     assert said[0]["start"] in (2 * BLOCK, 3 * BLOCK)
 
 
-def test_who_waits_is_told_how_far_the_other_is(store, root):
+def test_who_waits_is_told_how_far_the_other_is(store: Store, root: Path) -> None:
     other = start(root, delay_s=0.15)
-    other.stdout.readline()
-    heard = []
+    next_line(other)
+    heard: list[int] = []
     ids = make_ids(NUM_TOKENS)
     with store.begin(
         KEY, SHAPE, ids, prefill_block=BLOCK, name="doc", on_wait=heard.append
@@ -258,19 +299,19 @@ def test_who_waits_is_told_how_far_the_other_is(store, root):
     assert heard[-1] <= NUM_TOKENS
 
 
-def test_an_open_entry_outlives_its_removal_by_force(store, root):
+def test_an_open_entry_outlives_its_removal_by_force(store: Store, root: Path) -> None:
     """Readers that mapped the files keep their data, whatever happens to the names."""
     ids = make_ids(1300)
     prefill_all(store, ids)
-    entry = store.open(KEY, ids)
+    entry = reopen(store, ids)
     for path in sorted(root.rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
     assert np.array_equal(read(entry), expected(ids))
 
 
 def test_a_segment_that_a_killed_run_only_began_is_not_listed_and_goes_with_the_next_run(
-    store, root
-):
+    store: Store, root: Path
+) -> None:
     build(store, make_ids(1024))[0].close()
     segment = next(root.rglob("segment.json")).parent
     unborn = segment.with_name("0" * 32)

@@ -1,5 +1,7 @@
 """Damage to the store's small files, wrong formats, links: noticed, said, and computed again."""
 
+from __future__ import annotations
+
 import json
 import random
 import shutil
@@ -8,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.store.conftest import Warnings
 from tests.store.damage import IDS, OLD_KEY, ask, find, flip, rewrite_as_version_1
 from tests.store.synthetic import BLOCK, KEY, SHAPE, build, make_ids
 from tsdoc.errors import StoreError, StoreFormatError
@@ -21,7 +24,9 @@ FILES = ["segment.json", "kv.bin", "journal.bin", "tokens.bin", "manifest.json",
 
 @pytest.mark.parametrize("share", [0, 0.01, 0.5, 0.99])
 @pytest.mark.parametrize("name", FILES)
-def test_a_truncated_file_is_noticed(store, built, warnings, name, share):
+def test_a_truncated_file_is_noticed(
+    store: Store, built: Path, warnings: Warnings, name: str, share: float
+) -> None:
     path = find(built, name)
     with path.open("r+b") as file:
         file.truncate(int(path.stat().st_size * share))
@@ -32,7 +37,7 @@ def test_a_truncated_file_is_noticed(store, built, warnings, name, share):
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_missing_file_is_noticed(store, built, name):
+def test_a_missing_file_is_noticed(store: Store, built: Path, name: str) -> None:
     find(built, name).unlink()
     ask(store)
     assert ask(Store(built)) == []
@@ -40,7 +45,9 @@ def test_a_missing_file_is_noticed(store, built, name):
 
 
 @pytest.mark.parametrize("name", FILES[:5])
-def test_files_swapped_between_two_entries_are_noticed(store, built, name):
+def test_files_swapped_between_two_entries_are_noticed(
+    store: Store, built: Path, name: str
+) -> None:
     other = make_ids(1900, seed=1)
     build(store, other)[0].close()
     first, second = sorted(built.rglob(name))
@@ -54,7 +61,9 @@ def test_files_swapped_between_two_entries_are_noticed(store, built, name):
 
 
 @pytest.mark.parametrize("kind", ["segments", "entries"])
-def test_directories_swapped_between_two_entries_are_noticed(store, built, kind):
+def test_directories_swapped_between_two_entries_are_noticed(
+    store: Store, built: Path, kind: str
+) -> None:
     other = make_ids(1900, seed=1)
     build(store, other)[0].close()
     first, second = sorted(next(built.rglob(kind)).iterdir())
@@ -67,11 +76,30 @@ def test_directories_swapped_between_two_entries_are_noticed(store, built, kind)
         assert ask(Store(built), ids) == []
 
 
-ABSURD = [-1, 0, 1, 7, 2**31, 2**63, 10**400, 1.5, None, True, "", "x", [], {}, [[]], "0" * 32]
+ABSURD: list[object] = [
+    -1,
+    0,
+    1,
+    7,
+    2**31,
+    2**63,
+    10**400,
+    1.5,
+    None,
+    True,
+    "",
+    "x",
+    [],
+    {},
+    [[]],
+    "0" * 32,
+]
 
 
 @pytest.mark.parametrize("name", ["segment.json", "manifest.json"])
-def test_absurd_values_are_refused_even_with_a_right_checksum(store, built, name):
+def test_absurd_values_are_refused_even_with_a_right_checksum(
+    store: Store, built: Path, name: str
+) -> None:
     path = find(built, name)
     original = json.loads(path.read_text())
     kind = original["kind"]
@@ -92,7 +120,9 @@ def test_absurd_values_are_refused_even_with_a_right_checksum(store, built, name
 
 
 @pytest.mark.parametrize("where", ["segment_id", "start", "end"])
-def test_absurd_chains_are_refused_even_with_a_right_checksum(store, built, where):
+def test_absurd_chains_are_refused_even_with_a_right_checksum(
+    store: Store, built: Path, where: str
+) -> None:
     path = find(built, "manifest.json")
     original = json.loads(path.read_text())
     for value in ABSURD:
@@ -105,7 +135,7 @@ def test_absurd_chains_are_refused_even_with_a_right_checksum(store, built, wher
     ask(store)
 
 
-def mutate(root, chance):
+def mutate(root: Path, chance: random.Random) -> tuple[str, str]:
     """Damages one file of the store in one of eight ways; returns what was done."""
     paths = sorted(p for p in root.rglob("*") if p.is_file() and p.stat().st_size)
     path = chance.choice(paths)
@@ -139,7 +169,9 @@ def mutate(root, chance):
 @pytest.mark.parametrize(
     ("count", "seed"), [(100, 1), pytest.param(2000, 2, marks=pytest.mark.slow)]
 )
-def test_random_damage_anywhere_never_changes_what_is_read(store, built, count, seed):
+def test_random_damage_anywhere_never_changes_what_is_read(
+    store: Store, built: Path, count: int, seed: int
+) -> None:
     chance = random.Random(seed)
     child = np.concatenate([IDS[:1280], make_ids(500, seed=4)])
     for _ in range(count):
@@ -148,6 +180,7 @@ def test_random_damage_anywhere_never_changes_what_is_read(store, built, count, 
             ask(store, child)
         except StoreFormatError as error:  # the one digit that says "not yours": refused by name
             assert error.version > FORMAT
+            assert error.where is not None
             Path(error.where).unlink()
         mutate(built, chance)
     ask(store, IDS)
@@ -155,7 +188,9 @@ def test_random_damage_anywhere_never_changes_what_is_read(store, built, count, 
     assert [e.status for e in store.list()].count("complete") == 2
 
 
-def test_a_newer_format_is_left_alone_and_said(store, built, warnings):
+def test_a_newer_format_is_left_alone_and_said(
+    store: Store, built: Path, warnings: Warnings
+) -> None:
     path = find(built, "manifest.json")
     text = path.read_text().replace(f'"format": {FORMAT}', f'"format": {FORMAT + 1}')
     path.write_text(text)
@@ -172,7 +207,7 @@ def test_a_newer_format_is_left_alone_and_said(store, built, warnings):
     assert len(list(built.rglob("kv.bin"))) == 1
 
 
-def test_an_older_format_is_listed_as_stale_and_goes_first(store, built):
+def test_an_older_format_is_listed_as_stale_and_goes_first(store: Store, built: Path) -> None:
     build(store, make_ids(300, seed=8))[0].close()
     path = find(built, "manifest.json")
     path.write_text(path.read_text().replace(f'"format": {FORMAT}', f'"format": {FORMAT - 1}'))
@@ -182,7 +217,7 @@ def test_an_older_format_is_listed_as_stale_and_goes_first(store, built):
     ask(store)
 
 
-def test_version_1_is_never_used_and_goes_first(store, root):
+def test_version_1_is_never_used_and_goes_first(store: Store, root: Path) -> None:
     """There K and V of a layer lay apart, and its model keys name that version."""
     build(store, IDS, key=OLD_KEY)[0].close()
     rewrite_as_version_1(root)
@@ -201,7 +236,7 @@ def test_version_1_is_never_used_and_goes_first(store, root):
     assert ask(store) == []
 
 
-def test_what_version_1_has_kept_is_listed_with_its_segments(store, root):
+def test_what_version_1_has_kept_is_listed_with_its_segments(store: Store, root: Path) -> None:
     build(store, IDS, key=OLD_KEY, name="parent", meta={"sources": ["a"]})[0].close()
     child = np.concatenate([IDS[:1024], make_ids(300, seed=4)])
     build(store, child, key=OLD_KEY, name="child")[0].close()
@@ -221,7 +256,7 @@ def test_what_version_1_has_kept_is_listed_with_its_segments(store, root):
     assert not list(root.rglob("*.bin"))
 
 
-def test_version_1_gives_way_without_a_word(root, warnings):
+def test_version_1_gives_way_without_a_word(root: Path, warnings: Warnings) -> None:
     store = Store(root, max_bytes=150_000, on_warning=warnings)
     build(store, IDS, key=OLD_KEY)[0].close()
     rewrite_as_version_1(root)
@@ -231,7 +266,9 @@ def test_version_1_gives_way_without_a_word(root, warnings):
 
 
 @pytest.mark.parametrize("how", ["cut", "flip"])
-def test_an_older_manifest_that_is_damaged_tells_nothing(store, root, how):
+def test_an_older_manifest_that_is_damaged_tells_nothing(
+    store: Store, root: Path, how: str
+) -> None:
     build(store, IDS, key=OLD_KEY)[0].close()
     rewrite_as_version_1(root)
     path = find(root, "manifest.json")
@@ -242,7 +279,9 @@ def test_an_older_manifest_that_is_damaged_tells_nothing(store, root, how):
     assert not list(root.rglob("*.bin"))
 
 
-def test_a_journal_of_version_1_is_not_read(store, built, monkeypatch):
+def test_a_journal_of_version_1_is_not_read(
+    store: Store, built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its checksums are of other bytes."""
     path = find(built, "journal.bin")
     with monkeypatch.context() as patches:
@@ -254,7 +293,9 @@ def test_a_journal_of_version_1_is_not_read(store, built, monkeypatch):
     assert find(built, "journal.bin").parent != path.parent
 
 
-def test_an_older_manifest_is_replaced_when_its_document_returns(store, built, warnings):
+def test_an_older_manifest_is_replaced_when_its_document_returns(
+    store: Store, built: Path, warnings: Warnings
+) -> None:
     path = find(built, "manifest.json")
     path.write_text(path.read_text().replace(f'"format": {FORMAT}', f'"format": {FORMAT - 1}'))
     ask(store)
@@ -262,7 +303,7 @@ def test_an_older_manifest_is_replaced_when_its_document_returns(store, built, w
     assert [e.status for e in store.list()] == ["complete"]
 
 
-def test_links_are_not_followed(store, built, tmp_path):
+def test_links_are_not_followed(store: Store, built: Path, tmp_path: Path) -> None:
     path = find(built, "kv.bin")
     outside = tmp_path / "outside"
     path.rename(outside)
@@ -273,7 +314,7 @@ def test_links_are_not_followed(store, built, tmp_path):
     assert not find(built, "kv.bin").is_symlink()
 
 
-def test_a_link_in_place_of_the_store_is_refused(tmp_path):
+def test_a_link_in_place_of_the_store_is_refused(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "store").symlink_to(tmp_path / "real")
     store = Store(tmp_path / "store")
@@ -284,7 +325,7 @@ def test_a_link_in_place_of_the_store_is_refused(tmp_path):
         build(store, IDS)
 
 
-def test_a_foreign_owner_is_refused(built, monkeypatch):
+def test_a_foreign_owner_is_refused(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.getuid", lambda: 4242)
     with pytest.raises(StoreError, match="another user"):
         Store(built).list()
@@ -292,7 +333,9 @@ def test_a_foreign_owner_is_refused(built, monkeypatch):
         build(Store(built), IDS)
 
 
-def test_what_is_passed_over_is_said_with_what_follows(store, built, warnings):
+def test_what_is_passed_over_is_said_with_what_follows(
+    store: Store, built: Path, warnings: Warnings
+) -> None:
     flip(find(built, "tokens.bin"), 8)
     ask(store)
     assert warnings

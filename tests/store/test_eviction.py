@@ -1,8 +1,12 @@
+from __future__ import annotations
+
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.store.conftest import Warnings
 from tests.store.synthetic import (
     BLOCK,
     KEY,
@@ -13,26 +17,27 @@ from tests.store.synthetic import (
     make_key,
     prefill,
     read,
+    reopen,
 )
 from tsdoc.errors import StoreError
-from tsdoc.store import Store
+from tsdoc.store import EntryInfo, Store
 
 
-def disk_bytes(root):
+def disk_bytes(root: Path) -> int:
     return sum(p.stat().st_size for p in root.rglob("*.*") if p.parent.parent.name == "segments")
 
 
-def named(store):
+def named(store: Store) -> dict[str, EntryInfo]:
     return {e.name: e for e in store.list()}
 
 
-def age(root, store, name, seconds):
+def age(root: Path, store: Store, name: str, seconds: int) -> None:
     entry = named(store)[name]
     path = root / entry.model_key / "entries" / entry.entry_id / "use.lock"
     os.utime(path, (1_700_000_000 - seconds,) * 2)
 
 
-def several(store, root, *names, num_tokens=1000):
+def several(store: Store, root: Path, *names: str, num_tokens: int = 1000) -> int:
     """Entries of equal size (but for digits of a date), the first used longest ago."""
     for seed, name in enumerate(names):
         build(store, make_ids(num_tokens, seed=seed), name=name)[0].close()
@@ -41,7 +46,7 @@ def several(store, root, *names, num_tokens=1000):
     return named(store)[names[0]].num_bytes
 
 
-def test_the_list_tells_what_there_is(store):
+def test_the_list_tells_what_there_is(store: Store) -> None:
     ids = make_ids(1300)
     build(store, ids, name="a", meta={"sources": ["x.pdf", "y.pdf"]})[0].close()
     with store.begin(KEY, SHAPE, make_ids(2000, seed=1), prefill_block=BLOCK, name="b") as writer:
@@ -56,7 +61,7 @@ def test_the_list_tells_what_there_is(store):
     assert store.num_bytes() == first.num_bytes + second.num_bytes
 
 
-def test_shared_bytes_are_counted_once(store, root):
+def test_shared_bytes_are_counted_once(store: Store, root: Path) -> None:
     ids = make_ids(3000)
     build(store, ids, name="parent")[0].close()
     alone = store.num_bytes()
@@ -68,13 +73,13 @@ def test_shared_bytes_are_counted_once(store, root):
     assert named(store)["child"].exclusive_bytes == store.num_bytes() - alone
 
 
-def test_removing_a_parent_leaves_its_child_whole(store, root):
+def test_removing_a_parent_leaves_its_child_whole(store: Store, root: Path) -> None:
     ids = make_ids(3000)
     build(store, ids, name="parent")[0].close()
     child = np.concatenate([ids[:2560], make_ids(100, seed=1)])
     build(store, child, name="child")[0].close()
     assert store.remove([named(store)["parent"].entry_id]) == 0
-    with store.open(KEY, child) as entry:
+    with reopen(store, child) as entry:
         assert np.array_equal(read(entry), expected(child))
     before = store.num_bytes()
     assert store.remove([named(store)["child"].entry_id]) == before
@@ -82,21 +87,21 @@ def test_removing_a_parent_leaves_its_child_whole(store, root):
     assert [p.name for p in root.rglob("*")] == ["store.lock"]
 
 
-def test_what_was_used_longest_ago_goes_first(store, root):
+def test_what_was_used_longest_ago_goes_first(store: Store, root: Path) -> None:
     size = several(store, root, "a", "b", "c")
     gone = store.prune(2 * size + 100)
     assert [e.name for e in gone] == ["a"]
     assert set(named(store)) == {"b", "c"}
 
 
-def test_opening_counts_as_use(store, root):
+def test_opening_counts_as_use(store: Store, root: Path) -> None:
     size = several(store, root, "a", "b", "c")
-    store.open(KEY, make_ids(1000, seed=0)).close()
+    reopen(store, make_ids(1000, seed=0)).close()
     assert [e.name for e in store.prune(size + 100)] == ["b", "c"]
     assert set(named(store)) == {"a"}
 
 
-def test_verifying_does_not_count_as_use(store, root):
+def test_verifying_does_not_count_as_use(store: Store, root: Path) -> None:
     size = several(store, root, "a", "b", "c")
     for entry in store.list():
         with store.load(entry.entry_id) as opened:
@@ -104,25 +109,25 @@ def test_verifying_does_not_count_as_use(store, root):
     assert [e.name for e in store.prune(size + 100)] == ["a", "b"]
 
 
-def test_entries_in_use_and_kept_entries_stay(store, root):
+def test_entries_in_use_and_kept_entries_stay(store: Store, root: Path) -> None:
     several(store, root, "a", "b", "c")
-    with store.open(KEY, make_ids(1000, seed=0)):
+    with reopen(store, make_ids(1000, seed=0)):
         age(root, store, "a", 5000)
         gone = store.prune(0, keep=[named(store)["c"].entry_id])
     assert [e.name for e in gone] == ["b"]
     assert set(named(store)) == {"a", "c"}
 
 
-def test_an_entry_in_use_is_not_removed(store, root):
+def test_an_entry_in_use_is_not_removed(store: Store, root: Path) -> None:
     several(store, root, "a")
-    with store.open(KEY, make_ids(1000, seed=0)) as entry:
+    with reopen(store, make_ids(1000, seed=0)) as entry:
         with pytest.raises(StoreError, match="in use"):
             store.remove([entry.entry_id])
         assert np.array_equal(read(entry), expected(entry.ids))
     assert store.remove([entry.entry_id]) > 0
 
 
-def test_a_parent_goes_only_when_that_frees_something(store, root):
+def test_a_parent_goes_only_when_that_frees_something(store: Store, root: Path) -> None:
     """The old parent's pages are the child's: evicting the parent would gain nothing."""
     ids = make_ids(3000)
     build(store, ids, name="parent")[0].close()
@@ -137,7 +142,7 @@ def test_a_parent_goes_only_when_that_frees_something(store, root):
     assert [e.name for e in gone] == ["parent"]
 
 
-def test_a_new_entry_makes_room_within_the_budget(root, warnings):
+def test_a_new_entry_makes_room_within_the_budget(root: Path, warnings: Warnings) -> None:
     size = several(Store(root), root, "a", "b", "c")
     store = Store(root, max_bytes=3 * size + 100, on_warning=warnings)
     build(store, make_ids(1000, seed=7), name="d")[0].close()
@@ -146,7 +151,7 @@ def test_a_new_entry_makes_room_within_the_budget(root, warnings):
     assert [(code, message.split()[0]) for code, _, message in warnings] == [("evicted", "a")]
 
 
-def test_an_entry_beyond_the_budget_is_written_but_nothing_else_stays(root):
+def test_an_entry_beyond_the_budget_is_written_but_nothing_else_stays(root: Path) -> None:
     several(Store(root), root, "a", "b")
     store = Store(root, max_bytes=1)
     entry, _ = build(store, make_ids(1000, seed=7), name="d")
@@ -154,7 +159,7 @@ def test_an_entry_beyond_the_budget_is_written_but_nothing_else_stays(root):
     assert np.array_equal(read(entry), expected(entry.ids))
 
 
-def test_the_parents_of_a_new_entry_are_not_evicted_for_it(root):
+def test_the_parents_of_a_new_entry_are_not_evicted_for_it(root: Path) -> None:
     store = Store(root, max_bytes=1)
     ids = make_ids(3000)
     build(store, ids, name="parent")[0].close()
@@ -164,7 +169,7 @@ def test_the_parents_of_a_new_entry_are_not_evicted_for_it(root):
     assert np.array_equal(read(entry), expected(child))
 
 
-def test_the_budget_spans_all_models(root):
+def test_the_budget_spans_all_models(root: Path) -> None:
     store = Store(root, max_bytes=1)
     build(store, make_ids(500), key=make_key(model="one"))[0].close()
     build(store, make_ids(500), key=make_key(model="two"))[0].close()
@@ -172,7 +177,9 @@ def test_the_budget_spans_all_models(root):
     assert len([p for p in root.iterdir() if p.is_dir()]) == 1
 
 
-def test_the_default_budget_is_a_share_of_the_disk(root, monkeypatch):
+def test_the_default_budget_is_a_share_of_the_disk(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = Store(root)
     monkeypatch.setattr("tsdoc.store.store.free_bytes", lambda path: 100_000_000_000)
     assert store.budget() == 20_000_000_000
@@ -180,13 +187,13 @@ def test_the_default_budget_is_a_share_of_the_disk(root, monkeypatch):
     assert store.budget() == 50_000_000_000
 
 
-def test_removing_what_is_not_there_is_an_error(store):
+def test_removing_what_is_not_there_is_an_error(store: Store) -> None:
     with pytest.raises(StoreError, match="no entry"):
         store.remove(["0" * 32])
 
 
 @pytest.mark.parametrize("where", ["", "key", "entry", "segment"])
-def test_foreign_files_are_never_deleted(store, root, where):
+def test_foreign_files_are_never_deleted(store: Store, root: Path, where: str) -> None:
     several(store, root, "a")
     entry = next(root.rglob("manifest.json")).parent
     segment = next(root.rglob("segment.json")).parent
@@ -206,7 +213,7 @@ def test_foreign_files_are_never_deleted(store, root, where):
     assert mine == ["mine"] * 5
 
 
-def test_directories_with_names_of_ours_but_foreign_content_stay(store, root):
+def test_directories_with_names_of_ours_but_foreign_content_stay(store: Store, root: Path) -> None:
     several(store, root, "a")
     foreign = root / ("e" * 32) / "segments" / ("d" * 32)
     foreign.mkdir(parents=True)
@@ -217,21 +224,25 @@ def test_directories_with_names_of_ours_but_foreign_content_stay(store, root):
     assert "damaged" not in {e.status for e in store.list()}
 
 
-def test_a_prefill_that_committed_nothing_leaves_nothing(store, root):
+def test_a_prefill_that_committed_nothing_leaves_nothing(store: Store, root: Path) -> None:
     with store.begin(KEY, SHAPE, make_ids(1000), prefill_block=BLOCK, name="doc"):
         assert len(store.list()) == 1
     assert [p.name for p in root.rglob("*")] == ["store.lock"]
 
 
-def test_what_a_killed_prefill_reserved_is_given_back_by_the_next_change(store, root):
+def test_what_a_killed_prefill_reserved_is_given_back_by_the_next_change(
+    store: Store, root: Path
+) -> None:
     ids = make_ids(1000)
     build(store, ids, name="parent")[0].close()
     child = np.concatenate([ids[:640], make_ids(3000, seed=1)])
     writer = store.begin(KEY, SHAPE, child, prefill_block=BLOCK, name="killed")
     store.prune()
     assert "killed" in named(store)  # its locks are held
-    for lock in [*writer._locks, writer._own]:  # as death does it
-        (lock.release if hasattr(lock, "release") else lock.close)()
+    assert writer._own is not None
+    for lock in writer._locks:  # as death does it
+        lock.release()
+    writer._own.close()
     assert named(store)["killed"].committed_tokens == 640
     store.prune()
     assert set(named(store)) == {"parent"}
@@ -239,7 +250,7 @@ def test_what_a_killed_prefill_reserved_is_given_back_by_the_next_change(store, 
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_the_budget_is_never_exceeded_by_more_than_the_entry_in_use(root, seed):
+def test_the_budget_is_never_exceeded_by_more_than_the_entry_in_use(root: Path, seed: int) -> None:
     """Also while it is written, and with parents that are shared."""
     chance = np.random.default_rng(seed)
     budget = 250_000
@@ -251,7 +262,7 @@ def test_the_budget_is_never_exceeded_by_more_than_the_entry_in_use(root, seed):
         ids = np.concatenate([ids[:cut], make_ids(int(chance.integers(1, 3000)), seed=number)])
         documents.append(ids)
 
-        def check(_):
+        def check(_: int) -> None:
             (mine,) = [e for e in store.list() if e.in_use]
             assert disk_bytes(root) <= store.num_bytes() <= max(budget, mine.num_bytes)
 

@@ -1,14 +1,19 @@
+from __future__ import annotations
+
 import errno
 import os
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pytest
 
+from tests.store.conftest import Warnings
 from tests.store.synthetic import (
     BLOCK,
     KEY,
@@ -19,16 +24,20 @@ from tests.store.synthetic import (
     make_key,
     prefill,
     read,
+    reopen,
 )
 from tsdoc.errors import ResourceError, StoreError
 from tsdoc.store import KVShape, Store
+from tsdoc.store.key import Ids
 
 
-def full(*args):
+def full(*args: object) -> NoReturn:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_a_full_disk_is_an_error_with_numbers_and_leaves_no_litter(store, root, monkeypatch):
+def test_a_full_disk_is_an_error_with_numbers_and_leaves_no_litter(
+    store: Store, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     build(store, make_ids(500))[0].close()
     before = sorted(root.rglob("*"))
     monkeypatch.setattr(os, "posix_fallocate", full)
@@ -39,13 +48,17 @@ def test_a_full_disk_is_an_error_with_numbers_and_leaves_no_litter(store, root, 
     assert build(store, make_ids(2000, seed=1))[1] == 0
 
 
-def test_too_little_space_is_known_before_anything_is_reserved(store, monkeypatch):
+def test_too_little_space_is_known_before_anything_is_reserved(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tsdoc.store.files.free_bytes", lambda path: 1000)
     with pytest.raises(ResourceError, match=r"1\.0 kB are free"):
         build(store, make_ids(2000))
 
 
-def test_without_fallocate_zeros_are_written(store, root, monkeypatch):
+def test_without_fallocate_zeros_are_written(
+    store: Store, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delattr(os, "posix_fallocate")
     ids = make_ids(2000)
     with store.begin(KEY, SHAPE, ids, prefill_block=BLOCK, name="doc"):
@@ -53,8 +66,10 @@ def test_without_fallocate_zeros_are_written(store, root, monkeypatch):
         assert info.st_blocks * 512 >= info.st_size == 131_072
 
 
-def test_a_file_system_without_fallocate_gets_zeros(store, root, monkeypatch):
-    def unsupported(*args):
+def test_a_file_system_without_fallocate_gets_zeros(
+    store: Store, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unsupported(*args: object) -> NoReturn:
         raise OSError(errno.EOPNOTSUPP, "Operation not supported")
 
     monkeypatch.setattr(os, "posix_fallocate", unsupported)
@@ -62,7 +77,9 @@ def test_a_file_system_without_fallocate_gets_zeros(store, root, monkeypatch):
     assert np.array_equal(read(entry), expected(make_ids(700)))
 
 
-def test_a_disk_that_fills_up_while_committing_loses_only_that_block(store, monkeypatch):
+def test_a_disk_that_fills_up_while_committing_loses_only_that_block(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ids = make_ids(2000)
     with store.begin(KEY, SHAPE, ids, prefill_block=BLOCK, name="doc") as writer:
         prefill(writer, ids, stop=1024)
@@ -78,7 +95,7 @@ def test_a_disk_that_fills_up_while_committing_loses_only_that_block(store, monk
 
 
 @pytest.fixture
-def small_disk(tmp_path):
+def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 1 MiB, where this user may mount one."""
     path = tmp_path / "small"
     path.mkdir()
@@ -89,18 +106,18 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "-l", str(path)], check=True)
 
 
-def test_a_really_full_disk_keeps_what_it_has(small_disk):
+def test_a_really_full_disk_keeps_what_it_has(small_disk: Path) -> None:
     store = Store(small_disk / "store", max_bytes=1 << 40)
     first = make_ids(4000)
     build(store, first)[0].close()
     with pytest.raises(ResourceError, match="are free"):
         build(store, make_ids(20_000, seed=1))
-    with store.open(KEY, first) as entry:
+    with reopen(store, first) as entry:
         assert np.array_equal(read(entry), expected(first))
     assert len(store.list()) == 1
 
 
-def test_a_disk_too_full_for_anything_is_an_error_too(small_disk):
+def test_a_disk_too_full_for_anything_is_an_error_too(small_disk: Path) -> None:
     (small_disk / "filler").write_bytes(bytes((1 << 20) - 4096))
     store = Store(small_disk / "store")
     with pytest.raises(ResourceError, match="the disk is full"):
@@ -108,7 +125,7 @@ def test_a_disk_too_full_for_anything_is_an_error_too(small_disk):
 
 
 @pytest.fixture
-def read_only(store, root):
+def read_only(store: Store, root: Path) -> Iterator[Ids]:
     """A finished entry in a store that cannot be changed."""
     ids = make_ids(1300)
     build(store, ids)[0].close()
@@ -130,35 +147,35 @@ def read_only(store, root):
             path.chmod(0o700 if path.is_dir() else 0o600)
 
 
-def test_a_read_only_store_serves_readers(read_only, root, warnings):
+def test_a_read_only_store_serves_readers(read_only: Ids, root: Path, warnings: Warnings) -> None:
     store = Store(root, on_warning=warnings)
     assert store.find(KEY, read_only).complete
-    with store.open(KEY, read_only) as entry:
+    with reopen(store, read_only) as entry:
         assert np.array_equal(read(entry), expected(read_only))
     assert [e.status for e in store.list()].count("complete") == 1
     assert store.find(KEY, make_ids(1300, seed=1)).reused_tokens == 512
     assert not warnings
 
 
-def test_a_read_only_store_refuses_writers_with_one_error(read_only, root):
+def test_a_read_only_store_refuses_writers_with_one_error(read_only: Ids, root: Path) -> None:
     store = Store(root)
     with pytest.raises(StoreError, match="locking"):
         build(store, make_ids(100))
-    with store.open(KEY, read_only) as entry, pytest.raises(StoreError, match="locking"):
+    with reopen(store, read_only) as entry, pytest.raises(StoreError, match="locking"):
         store.repair(entry, 0, 512)
     with pytest.raises(StoreError, match="locking"):
         store.remove([store.list()[0].entry_id])
 
 
-def test_many_readers_while_a_document_is_written(store, root):
+def test_many_readers_while_a_document_is_written(store: Store, root: Path) -> None:
     first, second = make_ids(1300), make_ids(20_000, seed=1)
     build(store, first)[0].close()
     wrong = []
 
-    def reader():
+    def reader() -> None:
         mine = Store(root)
         for _ in range(3):
-            with mine.open(KEY, first) as entry:
+            with reopen(mine, first) as entry:
                 if not np.array_equal(read(entry), expected(first)):
                     wrong.append(entry)
             mine.find(KEY, second)
@@ -175,11 +192,11 @@ def test_many_readers_while_a_document_is_written(store, root):
     assert np.array_equal(read(entry), expected(second))
 
 
-def test_listing_and_finding_while_entries_come_and_go(store, root):
+def test_listing_and_finding_while_entries_come_and_go(store: Store, root: Path) -> None:
     over = threading.Event()
     trouble = []
 
-    def watch():
+    def watch() -> None:
         mine = Store(root)
         while not over.is_set():
             try:
@@ -205,7 +222,7 @@ def test_listing_and_finding_while_entries_come_and_go(store, root):
     assert not trouble
 
 
-def test_opening_a_million_tokens_takes_an_instant_and_no_memory(store, root):
+def test_opening_a_million_tokens_takes_an_instant_and_no_memory(store: Store, root: Path) -> None:
     """One layer, tiny heads: tokens, hashes and journal have their full length."""
     ids = make_ids(1_048_576)
     key = make_key(chunk_size=512)
@@ -246,7 +263,7 @@ sys.stdout.write(f"{{entry.num_tokens}} {{took}} {{anonymous() - before}}")
     assert best < 0.2
 
 
-def test_checked_pages_cost_next_to_nothing(store):
+def test_checked_pages_cost_next_to_nothing(store: Store) -> None:
     entry, _ = build(store, make_ids(20_000))
     read(entry)
     positions = np.arange(0, 20_000, 7)

@@ -1,20 +1,36 @@
+from __future__ import annotations
+
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.store.synthetic import BLOCK, KEY, SHAPE, build, expected, make_ids, prefill, read
+from tests.store.synthetic import (
+    BLOCK,
+    KEY,
+    SHAPE,
+    build,
+    expected,
+    make_ids,
+    prefill,
+    read,
+    reopen,
+)
 from tsdoc.store import Store
+from tsdoc.store.key import Ids
 
 
-def joined(*parts):
+def joined(*parts: Ids) -> Ids:
     return np.concatenate(parts)
 
 
 @pytest.mark.parametrize(
     ("common", "reused"), [(0, 0), (127, 0), (128, 128), (700, 640), (1024, 1024), (1300, 1280)]
 )
-def test_a_changed_document_reuses_whole_chunks_of_the_common_prefix(store, common, reused):
+def test_a_changed_document_reuses_whole_chunks_of_the_common_prefix(
+    store: Store, common: int, reused: int
+) -> None:
     first = make_ids(1300)
     second = joined(first[:common], make_ids(900, seed=9))
     build(store, first)
@@ -25,7 +41,9 @@ def test_a_changed_document_reuses_whole_chunks_of_the_common_prefix(store, comm
 
 
 @pytest.mark.parametrize(("length", "reused"), [(640, 640), (700, 640), (128, 128), (1, 0)])
-def test_a_shortened_document_reuses_no_token_behind_its_end(store, length, reused):
+def test_a_shortened_document_reuses_no_token_behind_its_end(
+    store: Store, length: int, reused: int
+) -> None:
     ids = make_ids(1300)
     build(store, ids)
     entry, computed_from = build(store, ids[:length])
@@ -34,7 +52,7 @@ def test_a_shortened_document_reuses_no_token_behind_its_end(store, length, reus
     assert np.array_equal(entry.ids, ids[:length])
 
 
-def test_a_prefix_of_whole_chunks_needs_no_segment_of_its_own(store, root):
+def test_a_prefix_of_whole_chunks_needs_no_segment_of_its_own(store: Store, root: Path) -> None:
     ids = make_ids(1300)
     build(store, ids)
     entry, _ = build(store, ids[:1024])
@@ -43,7 +61,7 @@ def test_a_prefix_of_whole_chunks_needs_no_segment_of_its_own(store, root):
     assert store.open(KEY, ids[:1024]) is not None
 
 
-def test_chains_grow_over_several_documents(store, root):
+def test_chains_grow_over_several_documents(store: Store, root: Path) -> None:
     ids = make_ids(200)
     for step in range(6):
         ids = joined(ids, make_ids(300 + 50 * step, seed=step))
@@ -52,10 +70,10 @@ def test_chains_grow_over_several_documents(store, root):
         assert step == 0 or reused == (len(ids) - 300 - 50 * step) // 128 * 128
         entry.close()
     assert len(entry.parts) == 6
-    assert np.array_equal(read(Store(root).open(KEY, ids)), expected(ids))
+    assert np.array_equal(read(reopen(Store(root), ids)), expected(ids))
 
 
-def test_a_branch_leaves_the_chain_in_the_middle_of_a_parents_page(store):
+def test_a_branch_leaves_the_chain_in_the_middle_of_a_parents_page(store: Store) -> None:
     """Chunks are smaller than pages here: the parent's page is checked as a whole."""
     first = make_ids(1300)
     second = joined(first[:640], make_ids(700, seed=1))  # 640 is no multiple of 256
@@ -67,7 +85,7 @@ def test_a_branch_leaves_the_chain_in_the_middle_of_a_parents_page(store):
     assert np.array_equal(read(entry), expected(second))
 
 
-def test_committed_blocks_of_an_unfinished_document_are_reused(store):
+def test_committed_blocks_of_an_unfinished_document_are_reused(store: Store) -> None:
     first = make_ids(3000)
     with store.begin(KEY, SHAPE, first, prefill_block=BLOCK, name="doc") as writer:
         prefill(writer, first, stop=1024)
@@ -79,7 +97,9 @@ def test_committed_blocks_of_an_unfinished_document_are_reused(store):
     assert np.array_equal(read(entry), expected(second))
 
 
-def test_a_longer_prefix_that_appeared_meanwhile_replaces_an_unfinished_start(store, root):
+def test_a_longer_prefix_that_appeared_meanwhile_replaces_an_unfinished_start(
+    store: Store, root: Path
+) -> None:
     first = make_ids(3000)
     with store.begin(KEY, SHAPE, first, prefill_block=BLOCK, name="doc") as writer:
         assert writer.num_committed == 0
@@ -90,7 +110,9 @@ def test_a_longer_prefix_that_appeared_meanwhile_replaces_an_unfinished_start(st
     assert len(list(root.rglob("kv.bin"))) == 2
 
 
-def test_equal_hashes_are_not_believed(store, root, monkeypatch):
+def test_equal_hashes_are_not_believed(
+    store: Store, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With a hash that always collides, other tokens are still not served."""
     monkeypatch.setattr("tsdoc.store.lookup.entry_id", lambda key, ids: "0" * 32)
     monkeypatch.setattr(
@@ -105,7 +127,7 @@ def test_equal_hashes_are_not_believed(store, root, monkeypatch):
     assert np.array_equal(read(entry), expected(make_ids(600, seed=2)))
 
 
-def test_a_lost_manifest_is_made_again_without_computing(store, root):
+def test_a_lost_manifest_is_made_again_without_computing(store: Store, root: Path) -> None:
     ids = make_ids(1300)
     build(store, ids)
     next(root.rglob("manifest.json")).unlink()
@@ -116,7 +138,7 @@ def test_a_lost_manifest_is_made_again_without_computing(store, root):
     assert [e.status for e in store.list()] == ["complete"]
 
 
-def test_a_lost_entry_directory_and_model_file_are_made_again(store, root):
+def test_a_lost_entry_directory_and_model_file_are_made_again(store: Store, root: Path) -> None:
     ids = make_ids(1300)
     build(store, ids)[0].close()
     for path in list(root.rglob("manifest.json")):

@@ -1,7 +1,10 @@
 """What can be seen of damage without opening a large file."""
 
+from __future__ import annotations
+
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +16,7 @@ from tsdoc.store import Store
 FILES = ["kv.bin", "journal.bin", "tokens.bin", "segment.json"]
 
 
-def damage(path, how):
+def damage(path: Path, how: str) -> None:
     if how == "missing":
         path.unlink()
     elif how == "empty":
@@ -29,7 +32,9 @@ def damage(path, how):
 
 @pytest.mark.parametrize("how", ["missing", "empty", "cut", "link"])
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_that_is_missing_or_cut_makes_an_entry_damaged(store, built, name, how):
+def test_a_file_that_is_missing_or_cut_makes_an_entry_damaged(
+    store: Store, built: Path, name: str, how: str
+) -> None:
     path = find(built, name)
     damage(path, how)
     (entry,) = store.list()
@@ -42,27 +47,27 @@ def test_a_file_that_is_missing_or_cut_makes_an_entry_damaged(store, built, name
 
 
 @pytest.mark.parametrize("name", ["kv.bin", "tokens.bin"])
-def test_so_does_one_that_is_too_long(store, built, name):
+def test_so_does_one_that_is_too_long(store: Store, built: Path, name: str) -> None:
     damage(find(built, name), "longer")
     (entry,) = store.list()
     assert entry.status == "damaged"
     assert "bytes instead of" in entry.problem
 
 
-def test_a_manifest_that_is_not_one_is_named(store, built):
+def test_a_manifest_that_is_not_one_is_named(store: Store, built: Path) -> None:
     find(built, "manifest.json").write_text("{")
     (entry,) = [e for e in store.list() if e.status == "damaged"]
     assert entry.problem == "manifest.json is not valid JSON"
 
 
-def test_a_segment_that_is_gone_is_named(store, built):
+def test_a_segment_that_is_gone_is_named(store: Store, built: Path) -> None:
     (segment,) = built.glob("*/segments/*")
     segment.rename(built / "elsewhere")
     (entry,) = store.list()
     assert (entry.status, entry.problem) == ("damaged", f"segments/{segment.name} is missing")
 
 
-def test_what_is_made_from_other_files_may_be_missing(store, built):
+def test_what_is_made_from_other_files_may_be_missing(store: Store, built: Path) -> None:
     for name in ("index.bin", "units.bin", "votes.bin"):
         for path in built.rglob(name):
             path.unlink()
@@ -70,13 +75,15 @@ def test_what_is_made_from_other_files_may_be_missing(store, built):
 
 
 @pytest.mark.parametrize("is_cut", [False, True])
-def test_pages_are_not_opened(store, built, monkeypatch, is_cut):
+def test_pages_are_not_opened(
+    store: Store, built: Path, monkeypatch: pytest.MonkeyPatch, is_cut: bool
+) -> None:
     if is_cut:
         damage(find(built, "kv.bin"), "cut")
     opened = []
     real = os.open
 
-    def note(path, *arguments, **options):
+    def note(path: str | Path, *arguments: Any, **options: Any) -> int:
         opened.append(Path(path).name)
         return real(path, *arguments, **options)
 
@@ -86,7 +93,7 @@ def test_pages_are_not_opened(store, built, monkeypatch, is_cut):
     assert "kv.bin" not in opened
 
 
-def test_an_entry_being_computed_is_incomplete_at_every_block(store):
+def test_an_entry_being_computed_is_incomplete_at_every_block(store: Store) -> None:
     seen = []
     with store.begin(KEY, SHAPE, IDS, prefill_block=BLOCK, name="doc") as writer:
         seen += store.list()
@@ -95,7 +102,7 @@ def test_an_entry_being_computed_is_incomplete_at_every_block(store):
     assert [e.committed_tokens for e in seen] == [0, 512, 1024, 1536, 1900]
 
 
-def test_an_interrupted_entry_that_lost_its_pages_is_damaged(store, root):
+def test_an_interrupted_entry_that_lost_its_pages_is_damaged(store: Store, root: Path) -> None:
     with store.begin(KEY, SHAPE, IDS, prefill_block=BLOCK, name="doc") as writer:
         prefill(writer, IDS, stop=1024)
     damage(find(root, "kv.bin"), "cut")
@@ -105,7 +112,7 @@ def test_an_interrupted_entry_that_lost_its_pages_is_damaged(store, root):
     assert "damaged" not in {e.status for e in store.list()}
 
 
-def test_an_entry_is_complete_on_the_finished_part_of_an_interrupted_one(store):
+def test_an_entry_is_complete_on_the_finished_part_of_an_interrupted_one(store: Store) -> None:
     with store.begin(KEY, SHAPE, IDS, prefill_block=BLOCK, name="doc") as writer:
         prefill(writer, IDS, stop=1024)
     child = np.concatenate([IDS[:1024], make_ids(300, seed=4)])
@@ -113,14 +120,14 @@ def test_an_entry_is_complete_on_the_finished_part_of_an_interrupted_one(store):
     assert {e.name: e.status for e in store.list()} == {"doc": "incomplete", "child": "complete"}
 
 
-def test_damage_to_what_is_shared_shows_in_all_that_share_it(store, built):
+def test_damage_to_what_is_shared_shows_in_all_that_share_it(store: Store, built: Path) -> None:
     child = np.concatenate([IDS[:1024], make_ids(300, seed=4)])
     build(store, child, name="child")[0].close()
     damage(max(built.rglob("kv.bin"), key=lambda path: path.stat().st_size), "cut")
     assert {e.name: e.status for e in store.list()} == {"doc": "damaged", "child": "damaged"}
 
 
-def test_what_has_lost_its_pages_is_evicted_first(built):
+def test_what_has_lost_its_pages_is_evicted_first(built: Path) -> None:
     store = Store(built, max_bytes=1 << 30)
     build(store, make_ids(1900, seed=1), name="older")[0].close()
     damage(find(next(built.glob("*/entries")).parent, "kv.bin"), "cut")

@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pytest
 
 from tests.store.synthetic import build, make_ids
+from tsdoc.store import EntryInfo, Store
+from tsdoc.store.entry import Entry
 from tsdoc.store.votes_file import VOTES_FILE
 
 ASKED = b"what"
 VOTES = np.linspace(0, 1, 2 * 900, dtype=np.float32).reshape(2, 900)
 
 
-def open_entry(store, seed=0):
+def open_entry(store: Store, seed: int = 0) -> Entry:
     return build(store, make_ids(1000, seed=seed), name="a")[0]
 
 
-def path_of(root, entry):
+def path_of(root: Path, entry: Entry) -> Path:
     (path,) = root.glob(f"*/entries/{entry.entry_id}")
     return path / VOTES_FILE
 
 
-def test_votes_are_found_again_under_what_was_asked(store, root):
+def test_votes_are_found_again_under_what_was_asked(store: Store, root: Path) -> None:
     with open_entry(store) as entry:
         assert entry.read_votes(ASKED, VOTES.shape) is None
         entry.keep_votes(ASKED, VOTES)
@@ -40,7 +44,9 @@ def test_votes_are_found_again_under_what_was_asked(store, root):
 
 
 @pytest.mark.parametrize("damage", ["flipped", "short", "long", "empty", "link", "other entry"])
-def test_damaged_votes_are_as_if_missing(store, root, tmp_path, damage):
+def test_damaged_votes_are_as_if_missing(
+    store: Store, root: Path, tmp_path: Path, damage: str
+) -> None:
     with open_entry(store) as entry:
         entry.keep_votes(ASKED, VOTES)
         path = path_of(root, entry)
@@ -68,7 +74,7 @@ def test_damaged_votes_are_as_if_missing(store, root, tmp_path, damage):
             assert (tmp_path / "elsewhere").read_bytes() == data
 
 
-def test_votes_go_with_their_entry(store, root):
+def test_votes_go_with_their_entry(store: Store, root: Path) -> None:
     with open_entry(store) as entry:
         entry.keep_votes(ASKED, VOTES)
         directory = path_of(root, entry).parent
@@ -78,11 +84,14 @@ def test_votes_go_with_their_entry(store, root):
     assert not directory.exists()
 
 
-def test_others_clean_up_while_they_are_written(store, monkeypatch):
+def test_others_clean_up_while_they_are_written(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with open_entry(store) as entry:
-        real, cleaned = os.fsync, []
+        real = os.fsync
+        cleaned: list[list[EntryInfo]] = []
 
-        def fsync(fd):
+        def fsync(fd: int) -> None:
             if not cleaned:
                 cleaned.append(store.prune())
             real(fd)
@@ -93,12 +102,14 @@ def test_others_clean_up_while_they_are_written(store, monkeypatch):
         assert entry.read_votes(ASKED, VOTES.shape) is not None
 
 
-def test_what_cannot_be_written_is_not_kept(store, root, monkeypatch):
+def test_what_cannot_be_written_is_not_kept(
+    store: Store, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with open_entry(store) as entry:
         directory = path_of(root, entry).parent
         before = sorted(p.name for p in directory.iterdir())
 
-        def refuse(*args):
+        def refuse(*args: object) -> NoReturn:
             raise OSError(28, "No space left on device")
 
         monkeypatch.setattr(os, "fsync", refuse)
@@ -108,7 +119,7 @@ def test_what_cannot_be_written_is_not_kept(store, root, monkeypatch):
         assert entry.read_votes(ASKED, VOTES.shape) is None
 
 
-def test_a_number_per_layer_is_kept_beside_the_votes(store, root):
+def test_a_number_per_layer_is_kept_beside_the_votes(store: Store, root: Path) -> None:
     with open_entry(store) as entry:
         assert entry.read_shares(ASKED, 3) is None
         entry.keep_votes(ASKED, VOTES)
