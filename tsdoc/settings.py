@@ -143,7 +143,8 @@ class EngineSettings(_Group):
             costs time.
         theta: Selection Cache threshold (cosine); None switches the cache off.
         kv_dtype: Type of K and V in pool and store.
-        compute_dtype: Type of the arithmetic; auto is float32 on a CPU and bfloat16 on a GPU.
+        compute_dtype: Type of what is multiplied; auto is bfloat16 on a GPU and on a CPU with
+            matrix tiles for it (Intel's AMX), float32 on others.
         decode_weights: How weights are kept for the generated tokens of a CPU: auto is bfloat16,
             half of what a token has to read, beside the float32 that everything else is computed
             with, if there is memory for both and compute_dtype is auto too.

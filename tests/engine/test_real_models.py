@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,7 @@ from tsdoc.engine.engine import Engine
 from tsdoc.engine.generate import GenerationConfig
 from tsdoc.engine.selection_cache import SelectionCache
 from tsdoc.kernels.selection import SelectionConfig
+from tsdoc.kernels.torch_cache import TorchBackend
 from tsdoc.models.locate import LocatedModel
 from tsdoc.models.weights import open_weights
 from tsdoc.prompt.tokenizer import TextTokenizer
@@ -30,6 +32,7 @@ COVERING = SelectionConfig(top_k=6000, chunk_size=128)
 
 @dataclass
 class Pair:
+    weights: Mapping[str, torch.Tensor]
     engine: Engine
     oracle: transformers.PreTrainedModel
     prompts: list[np.ndarray]
@@ -43,11 +46,13 @@ def pair(
     request: pytest.FixtureRequest, packaged_model: Callable[[str], LocatedModel]
 ) -> Iterator[Pair]:
     model = packaged_model(request.param)
-    decoder = Decoder(model.config, open_weights(model.directory), torch.float32)
+    weights = open_weights(model.directory)
+    decoder = Decoder(model.config, weights, torch.float32)
     oracle = transformers.AutoModelForCausalLM.from_pretrained(
         model.directory, dtype=torch.float32, attn_implementation="eager"
     ).eval()
     yield Pair(
+        weights=weights,
         engine=Engine(decoder, COVERING, max_tokens=4096, question_chunk_size=128),
         oracle=oracle,
         prompts=make_prompts(TextTokenizer(model.directory)),
@@ -151,6 +156,32 @@ def test_bfloat16_keys_and_values_keep_the_greedy_tokens(
     mean = float(torch.stack(divergences).mean())
     record_property("mean_kl", mean)
     assert mean <= 1e-3
+
+
+def test_products_in_bfloat16_keep_the_clear_tokens(
+    pair: Pair, record_property: Callable[[str, object], None]
+) -> None:
+    """Weights and what they multiply, K and V and attention: as on a CPU with tiles for it."""
+    config, dtype = pair.engine.runner.decoder.config, torch.bfloat16
+    engine = Engine(
+        Decoder(config, pair.weights, dtype),
+        COVERING,
+        max_tokens=4096,
+        question_chunk_size=128,
+        backend=TorchBackend(num_kv_heads=config.num_kv_heads, dtype=dtype),
+    )
+    half, divergences = dataclasses.replace(pair, engine=engine), []
+    for prompt in pair.prompts:
+        tokens, logits = run(pair, prompt, "float32")
+        _, rounded_logits = run(half, prompt, "bfloat16", tokens)
+        best = logits.topk(2).values
+        clear = best[:, 0] - best[:, 1] > 0.5
+        assert torch.equal(rounded_logits.argmax(-1)[clear], torch.tensor(tokens)[clear])
+        whole, rounded = (torch.log_softmax(rows, dim=-1) for rows in (logits, rounded_logits))
+        divergences.append((whole.exp() * (whole - rounded)).sum(-1).mean())
+    mean = float(torch.stack(divergences).mean())
+    record_property("mean_kl", mean)
+    assert mean <= 2e-3
 
 
 def test_weights_in_bfloat16_keep_the_clear_tokens_of_steps(

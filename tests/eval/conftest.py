@@ -50,7 +50,7 @@ def run_eval(home: Home, model_directory: Path) -> Callable[..., EvalReport]:
         on_kept: OnKept = lambda kept, total: None,
         **request: Any,
     ) -> EvalReport:
-        exact = {"kv_dtype": kv_dtype, "decode_weights": kv_dtype}
+        exact = {"kv_dtype": kv_dtype, "compute_dtype": "float32", "decode_weights": kv_dtype}
         groups = {**SMALL, "engine": {**SMALL["engine"], **exact}}
         settings = Settings.model_validate({**groups, "model": {"source": str(model_directory)}})
         return evaluate(

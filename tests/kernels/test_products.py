@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tsdoc.kernels import products
-from tsdoc.kernels.products import Linear, NarrowProducts, Products
+from tsdoc.kernels.products import NARROW_ROWS, HalfProducts, Linear, NarrowProducts, Products
 from tsdoc.kernels.workers import Workers
 
 
@@ -41,6 +41,24 @@ def test_a_row_does_not_depend_on_the_block_around_it(n: int, k: int) -> None:
             assert torch.equal(part, whole[first:last])
 
 
+@pytest.mark.parametrize(("n", "k"), [(360, 96), (576, 1536), (896, 4864)])
+def test_a_row_of_a_whole_slice_in_bfloat16_does_not_depend_on_the_block(n: int, k: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, weight = (torch.randn(rows, k, generator=generator).bfloat16() for rows in (1100, n))
+
+    def compute(linear: Linear, rows: torch.Tensor) -> torch.Tensor:
+        return linear(rows, weight, None)
+
+    whole = HalfProducts(Workers(2)).by_rows(compute, x)
+    torch.testing.assert_close(whole.double(), x.double() @ weight.double().T, atol=1, rtol=2**-7)
+    for first, last in [(0, 256), (0, 512), (0, 517), (512, 1024), (256, 1100)]:
+        for num_threads in (1, 2, 3):
+            part = HalfProducts(Workers(num_threads)).by_rows(compute, x[first:last])
+            assert len(part) == last - first
+            same = (last - first) // NARROW_ROWS * NARROW_ROWS
+            assert torch.equal(part[:same], whole[first : first + same])
+
+
 def test_other_types_stay_with_torch() -> None:
     x, weight = torch.randn(100, 256).bfloat16(), torch.randn(256, 256).bfloat16()
     actual = Products(Workers(2), openblas=True).multiply(x, weight)
@@ -53,7 +71,7 @@ def test_other_types_stay_with_torch() -> None:
 def test_openblas_is_for_processors_that_mkl_slights(
     vendor: str, wanted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(products, "_processor", lambda: vendor)
+    monkeypatch.setattr(products, "processor_line", lambda name: vendor)
     monkeypatch.setattr(torch._C, "has_mkl", True)
     assert products.prefers_openblas() is wanted
 

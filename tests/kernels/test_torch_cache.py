@@ -29,7 +29,10 @@ CONFIG = SelectionConfig(n_init=4, n_local=12, top_k=20, chunk_size=8)
 
 
 def make_cache(
-    sizes: list[int], config: SelectionConfig = CONFIG, kv_dtype: str = "float32"
+    sizes: list[int],
+    config: SelectionConfig = CONFIG,
+    kv_dtype: str = "float32",
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[TorchCache, torch.Tensor, torch.Tensor]:
     """A cache over pieces of `sizes`, poisoned with NaN and then written, and its K and V."""
     pieces, start = [], 0
@@ -47,7 +50,7 @@ def make_cache(
         piece.values(0)[:] = poison
         pieces.append(piece)
         start += size
-    cache = TorchCache(pieces, ROPE, config, num_kv_heads=KV_HEADS)
+    cache = TorchCache(pieces, ROPE, config, num_kv_heads=KV_HEADS, dtype=dtype)
     generator = torch.Generator().manual_seed(start)
     k, v = (torch.randn(start, KV_HEADS, DIM, generator=generator) for _ in range(2))
     if kv_dtype == "bfloat16":
@@ -102,8 +105,13 @@ def test_selects_for_several_chunks_at_once(
 @pytest.mark.parametrize("sizes", [[300], [63, 1, 111, 125]])
 @pytest.mark.parametrize("num_sets", [1, 2])
 @pytest.mark.parametrize("num_tokens", [1, 8])
-def test_attends_at_compact_positions(sizes: list[int], num_sets: int, num_tokens: int) -> None:
-    cache, k, v = make_cache(sizes)
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)], ids=["float32", "half"]
+)
+def test_attends_at_compact_positions(
+    sizes: list[int], num_sets: int, num_tokens: int, dtype: torch.dtype, tolerance: float
+) -> None:
+    cache, k, v = make_cache(sizes, dtype=dtype)
     end = 250 + num_tokens
     cache.write(0, 0, k[:end], v[:end])
     around = chunk_range(250, end, CONFIG)
@@ -113,6 +121,7 @@ def test_attends_at_compact_positions(sizes: list[int], num_sets: int, num_token
     )
     q = torch.randn(num_tokens, 6, DIM, generator=generator)
     actual = cache.attend(0, q, selected, around)
+    assert actual.dtype == dtype
     for head in range(KV_HEADS):
         row = selected[head % num_sets]
         index = torch.cat((torch.arange(4), row, torch.arange(around.local_start, end)))
@@ -121,7 +130,8 @@ def test_attends_at_compact_positions(sizes: list[int], num_sets: int, num_token
         heads = slice(head * GROUP, (head + 1) * GROUP)
         queries = ROPE.rotate(q[:, heads].transpose(0, 1), slice(before, len(index)))
         expected = reference_attention(queries, keys, v[index, head][None], num_before=before)
-        torch.testing.assert_close(actual[:, heads].transpose(0, 1), expected, atol=1e-5, rtol=1e-5)
+        found = actual[:, heads].transpose(0, 1).float()
+        torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
 
 
 def test_a_window_grows_and_equals_attention_from_its_first_local_token() -> None:

@@ -68,7 +68,7 @@ def children_of(leader: Leader) -> Sequence[Any]:
     return processes._children
 
 
-EXACT = {"kv_dtype": "float32", "decode_weights": "float32"}
+EXACT = {"kv_dtype": "float32", "compute_dtype": "float32", "decode_weights": "float32"}
 # Lines that are alike tie in the votes of a random model, and ranks round differently.
 COVERING = {"top_k": 3000}
 

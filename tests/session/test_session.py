@@ -416,7 +416,8 @@ def test_an_entry_names_the_record_of_its_text(start: Start, home: Home) -> None
     ],
 )
 def test_generated_tokens_read_bfloat16_weights_unless_float32_was_asked_for(
-    start: Start, engine: dict[str, str], narrow: bool
+    start: Start, engine: dict[str, str], narrow: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("tsdoc.kernels.devices.processor_line", lambda name: "")
     with start(engine={"device": "cpu", **engine}) as session:
         assert (session._engines.make(100).runner.steps is not None) is narrow

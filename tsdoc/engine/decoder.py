@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from tsdoc.engine.random_weights import tensor_shapes
 from tsdoc.engine.tensor_split import UNSPLIT, TensorSplit
 from tsdoc.errors import ModelError
-from tsdoc.kernels.products import Linear, NarrowProducts, Products
+from tsdoc.kernels.products import HalfProducts, Linear, NarrowProducts, Products
 from tsdoc.kernels.workers import Workers
 from tsdoc.models.config import ModelConfig
 
@@ -86,8 +86,8 @@ class Decoder:
     Args:
         config: Shape of the model.
         weights: Checkpoint tensors by their Hugging Face names.
-        dtype: Type of weights and arithmetic; tensors of this type are used where they lie
-            (memory-mapped), others are converted.
+        dtype: Type of weights, and of the rows they multiply; hidden states and norms are float32.
+            Tensors of this type are used where they lie (memory-mapped), others are converted.
         split: Where several ranks compute together: `config` and `weights` are then the shard's.
         workers: Share large products out among them.
 
@@ -108,7 +108,8 @@ class Decoder:
         self.dtype = dtype
         self._split = split
         self._workers = workers or Workers()
-        self._products = Products(self._workers)
+        half = dtype == torch.bfloat16
+        self._products = HalfProducts(self._workers) if half else Products(self._workers)
         parts = read_weights(config, weights, dtype, torch.device("cpu"))
         self._embedding, self._norm, self._head = parts.embedding, parts.norm, parts.head
         self._layers = [parts.layer(number) for number in range(config.num_layers)]
@@ -128,7 +129,7 @@ class Decoder:
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """See `DecoderPart.embed`."""
-        return self._split.embed(ids, self._embedding)
+        return self._split.embed(ids, self._embedding).float()
 
     def project(
         self, layer: int, hidden: torch.Tensor
@@ -176,10 +177,10 @@ class Decoder:
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Root-mean-square norm over the last dimension, in float32, scaled in x's type."""
+    """Root-mean-square norm over the last dimension, in float32, scaled in the weight's type."""
     wide = x.float()
     scale = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
-    return (wide * scale).to(x.dtype) * weight
+    return (wide * scale).to(weight.dtype) * weight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

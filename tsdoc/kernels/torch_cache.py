@@ -1,7 +1,7 @@
 """The `torch` backend on the CPU: K and V are read straight from memory-mapped pieces.
 
-Arithmetic is float32 (a float32 GEMM beats a bfloat16 one on the CPUs measured); K and V are read
-as stored and widened tile by tile, so that no copy of the cache is ever made.
+Arithmetic is float32, but for the products of a chunk's attention where the decoder's are bfloat16;
+K and V are read as stored and widened tile by tile, so that no copy of the cache is ever made.
 """
 
 from __future__ import annotations
@@ -53,10 +53,12 @@ class TorchBackend:
         self,
         *,
         num_kv_heads: int,
+        dtype: torch.dtype = torch.float32,
         election: Election | None = None,
         workers: Workers | None = None,
     ) -> None:
         self.device = torch.device("cpu")
+        self._dtype = dtype
         self._num_kv_heads = num_kv_heads
         self._workers = workers or Workers()
         self._election = election or OwnElection(num_kv_heads, self._workers)
@@ -74,6 +76,7 @@ class TorchBackend:
             rope,
             config,
             num_kv_heads=self._num_kv_heads,
+            dtype=self._dtype,
             index=index,
             election=self._election,
             workers=self._workers,
@@ -88,6 +91,7 @@ class TorchCache:
         rope: Table for all compact positions.
         config: Selection settings.
         num_kv_heads: Heads of K and V.
+        dtype: Type of what a chunk's attention multiplies.
         index: Finds candidates, where it has something stored.
         election: Turns scores into selections; by default all heads are here.
         workers: Take the chunks of a block.
@@ -100,10 +104,12 @@ class TorchCache:
         config: SelectionConfig,
         *,
         num_kv_heads: int,
+        dtype: torch.dtype = torch.float32,
         index: IndexWatch | None = None,
         election: Election | None = None,
         workers: Workers | None = None,
     ) -> None:
+        self._dtype = dtype
         self._rows = PieceRows(pieces, num_kv_heads)
         self._workers = workers or Workers()
         self._scores = TorchScores(self._rows, self._workers)
@@ -186,6 +192,7 @@ class TorchCache:
         k, v = self._gather_rotated(layer, selected, around, around.end)
         num_before = k.shape[1] - q.shape[0]
         heads = self.rope.rotate(q.float().transpose(0, 1), slice(num_before, k.shape[1]))
+        heads, k, v = (rows.to(self._dtype) for rows in (heads, k, v))
         return chunk_attention(heads, k, v, num_before=num_before).transpose(0, 1)
 
     def attention_mass(

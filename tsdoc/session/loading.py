@@ -24,7 +24,7 @@ from tsdoc.terminal import format_count
 if TYPE_CHECKING:
     import torch
 
-    from tsdoc.engine.decoder import Decoder, DecoderPart
+    from tsdoc.engine.decoder import DecoderPart
     from tsdoc.engine.engine import Engine
     from tsdoc.engine.team import Team
     from tsdoc.kernels.interface import Backend
@@ -96,6 +96,8 @@ def load_model(
     )
     if parallel.size > 1:
         return _load_on_ranks(model, settings, compute_dtype, device, parallel)
+    if copied:
+        _read_ahead([(t.data_ptr(), t.nbytes) for t in weights.values()])
     return _load(model.config, weights, settings, dtype, device)
 
 
@@ -168,20 +170,19 @@ def _load(
         torch.set_num_threads(settings.threads)
     workers = Workers()
     decoder = Decoder(config, weights, dtype, workers=workers)
-    _read_ahead(decoder)
+    _read_ahead(decoder.places)
     return LoadedModel(
         decoder=decoder,
-        backend=TorchBackend(num_kv_heads=config.num_kv_heads, workers=workers),
+        backend=TorchBackend(num_kv_heads=config.num_kv_heads, dtype=dtype, workers=workers),
         team=ALONE,
         steps=decoder.narrowed() if narrows_weights(settings, config, dtype) else None,
     )
 
 
-def _read_ahead(decoder: Decoder) -> None:
-    """Begins to fill the page tables of mapped weights, in the order they are used."""
+def _read_ahead(places: list[tuple[int, int]]) -> None:
+    """Begins to fill the page tables of mapped weights: address and bytes of each tensor."""
     import psutil
 
-    places = decoder.places
     if sum(size for _, size in places) + MEMORY_MARGIN <= psutil.virtual_memory().available:
         args = (places,)
         threading.Thread(target=populate, args=args, name="tsdoc-weights", daemon=True).start()

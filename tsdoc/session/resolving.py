@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Literal
 
-from tsdoc.kernels.devices import Device
+from tsdoc.kernels.devices import Device, has_matrix_tiles
 from tsdoc.kernels.index_use import IndexConfig
 from tsdoc.models.config import ModelConfig
 from tsdoc.models.locate import LocatedModel
@@ -22,12 +22,13 @@ MEMORY_MARGIN = 1 << 30  # left for activations and the rest of the machine
 def resolve_compute_dtype(settings: EngineSettings, model: LocatedModel, device: Device) -> str:
     """Returns "float32" or "bfloat16" for `compute_dtype`.
 
-    auto is bfloat16 on a GPU. On a CPU it is float32, the faster one on those measured, unless
-    weights that lie on disk in a smaller type would not fit in memory once widened.
+    auto is bfloat16 on a GPU, and on a CPU with tiles for it. On others it is float32, the faster
+    one on those measured, unless weights that lie on disk in a smaller type would not fit in memory
+    once widened.
     """
     if settings.compute_dtype != "auto":
         return settings.compute_dtype
-    if device == "cuda":
+    if device == "cuda" or has_matrix_tiles():
         return "bfloat16"
     import psutil
 
