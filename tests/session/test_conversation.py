@@ -257,6 +257,26 @@ def test_a_conversation_is_open_once(start: Start) -> None:
         pass
 
 
+def test_an_open_conversation_is_not_forgotten(start: Start, home: Home) -> None:
+    with start() as session, Conversation(session=session, name="lockers") as conversation:
+        for turns in range(2):
+            with pytest.raises(StoreError, match="'lockers' is open in another tsdoc") as error:
+                forget_conversation(home, "lockers")
+            assert (error.value.exit_code, error.value.hint) == (5, "End that chat first.")
+            assert len(list_conversations(home)) == turns
+            conversation.ask(FIRST, ignore)
+        with (
+            pytest.raises(StoreError, match="open in another tsdoc"),
+            Conversation(session=session, name="lockers"),
+        ):
+            pass
+    forget_conversation(home, "lockers")
+    assert list(home.conversations.iterdir()) == []
+    with pytest.raises(UsageError, match="no conversation"):
+        forget_conversation(home, "lockers")
+    assert list(home.conversations.iterdir()) == []
+
+
 def test_a_damaged_file_is_named_and_can_be_forgotten(start: Start, home: Home) -> None:
     talk(start(), FIRST, name="lockers")
     path = conversation_path(home, "lockers")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 
-from tsdoc.errors import StoreError, UsageError
+from tsdoc.errors import UsageError
 from tsdoc.home import private_dir, write_error
 from tsdoc.session.kept import (
     NOT_KEPT,
@@ -17,12 +18,13 @@ from tsdoc.session.kept import (
     conversation_path,
     digest_of,
     load_conversation,
+    lock_conversation,
     save_conversation,
 )
 from tsdoc.session.results import Answer
 from tsdoc.session.session import Session
 from tsdoc.session.tail import Tail
-from tsdoc.store.locks import Lock, try_exclusive
+from tsdoc.store.locks import Lock
 
 
 @dataclass(slots=True, kw_only=True)
@@ -127,19 +129,19 @@ class Conversation:
         self._path = conversation_path(home, name)
         private_dir(home.conversations, hint=NOT_KEPT)
         try:
-            self._lock = try_exclusive(self._path.with_suffix(".lock"))
+            self._lock = lock_conversation(self._path, hint="Give another --name.")
         except OSError as error:
             raise write_error(
                 error, self._path, "keeping the conversation", hint=NOT_KEPT
             ) from error
-        if self._lock is None:
-            raise StoreError(
-                f"the conversation {name!r} is open in another tsdoc", hint="Give another --name."
-            )
-        kept = load_conversation(self._path)
+        with contextlib.ExitStack() as failing:
+            failing.callback(self._lock.release)
+            kept = load_conversation(self._path)
+            if kept is not None:
+                self._check(kept, name)
+            failing.pop_all()
         if kept is None:
             return
-        self._check(kept, name)
         self.turns = list(kept.turns)
         self._tail = Tail(ids=[token for turn in kept.turns for token in turn.ids])
 

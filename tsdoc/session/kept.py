@@ -14,11 +14,13 @@ from tsdoc.evidence.results import Evidence, evidence_from_json
 from tsdoc.home import Home, private_dir, write_error
 from tsdoc.prompt.files import read_checked, write_checked
 from tsdoc.prompt.tokenizer import Ids
+from tsdoc.store.locks import Lock, try_exclusive
 
 VERSION = 1
 NOT_KEPT = "Leave out --name, or point TSDOC_HOME to a directory you can write."
 _NAME = re.compile(r"\w[\w.-]{0,63}")
 _SUFFIX = ".json"
+_LOCK_SUFFIX = ".lock"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +83,23 @@ def conversation_path(home: Home, name: str) -> Path:
     return home.conversations / f"{name}{_SUFFIX}"
 
 
+def lock_conversation(path: Path, *, hint: str) -> Lock:
+    """Takes the conversation at `path` for this process alone.
+
+    Args:
+        path: Of its file; the directory has to be there.
+        hint: What to do where somebody else has it.
+
+    Raises:
+        StoreError: it is open in another process.
+        OSError: the lock cannot be made.
+    """
+    lock = try_exclusive(path.with_suffix(_LOCK_SUFFIX))
+    if lock is None:
+        raise StoreError(f"the conversation {path.stem!r} is open in another tsdoc", hint=hint)
+    return lock
+
+
 def save_conversation(path: Path, kept: KeptConversation) -> None:
     """Writes a conversation anew, atomically.
 
@@ -136,12 +155,15 @@ def forget_conversation(home: Home, name: str) -> None:
 
     Raises:
         UsageError: there is none of this name.
-        StoreError: it cannot be removed.
+        StoreError: it is open in another process, or cannot be removed.
     """
     path = conversation_path(home, name)
     try:
-        path.unlink()
-        path.with_suffix(".lock").unlink(missing_ok=True)
+        with lock_conversation(path, hint="End that chat first."):
+            try:
+                path.unlink()
+            finally:
+                path.with_suffix(_LOCK_SUFFIX).unlink()
     except FileNotFoundError as error:
         raise UsageError(
             f"there is no conversation {name!r}", hint="`tsdoc chat --list` shows them."
