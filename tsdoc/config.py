@@ -149,12 +149,8 @@ def resolve_settings(layers: Sequence[Layer]) -> ResolvedSettings:
         for key, value in layer.values.items():
             values[_known_key(key, layer.origin)] = value
             origins[key] = layer.origin
-    tree: dict[str, dict[str, object]] = {}
-    for key, value in values.items():
-        group, name = key.split(".", 1)
-        tree.setdefault(group, {})[name] = value
     try:
-        settings = Settings.model_validate(tree)
+        settings = Settings.model_validate(by_groups(values))
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         key = ".".join(str(part) for part in first["loc"][:2])
@@ -162,8 +158,18 @@ def resolve_settings(layers: Sequence[Layer]) -> ResolvedSettings:
         message = first["msg"].removeprefix("Value error, ")
         if key:  # else it is about several settings
             message = f"{key}{detail} does not take {written(first['input'])}: {message}"
-        raise UsageError(message, where=origins.get(key)) from error
+        given = dict.fromkeys(o for o in origins.values() if o != BUILT_IN)
+        raise UsageError(message, where=origins.get(key, " and ".join(given))) from error
     return ResolvedSettings(settings=settings, origins=origins)
+
+
+def by_groups(values: Mapping[str, object]) -> dict[str, dict[str, object]]:
+    """Returns values by dotted key as a nested mapping."""
+    tree: dict[str, dict[str, object]] = {}
+    for key, value in values.items():
+        group, name = key.split(".", 1)
+        tree.setdefault(group, {})[name] = value
+    return tree
 
 
 def written(value: object) -> str:

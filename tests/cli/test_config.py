@@ -247,7 +247,7 @@ def test_nothing_is_read_from_the_current_directory(cli: Cli, tmp_path: Path) ->
         ("top_k=abc", "--set: selection.top_k does not take abc: "),
         ("top_k=null", "--set: selection.top_k does not take null: "),
         ("model.wheels=[{member: true}]", "does not take {member: true}: "),
-        ("prefill_block=100", "tsdoc: prefill_block 100 is not a multiple of 512"),
+        ("prefill_block=100", "--set: prefill_block 100 is not a multiple of 512"),
     ],
 )
 def test_a_wrong_value_is_shown_as_it_is_written(cli: Cli, assignment: str, words: str) -> None:

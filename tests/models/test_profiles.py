@@ -88,15 +88,24 @@ def test_a_profile_of_ones_own_keeps_what_it_leaves_out(tmp_path: Path) -> None:
     assert load_profile(profile(tmp_path, "")) == {}
 
 
+def test_keys_may_be_dotted_as_in_the_config_file(tmp_path: Path) -> None:
+    text = "answer.evidence: 2\nselection: {top_k: 64}\nselection.chunk_size: 128\n"
+    settings = load_profile(profile(tmp_path, text))
+    assert settings == {"answer": {"evidence": 2}, "selection": {"top_k": 64, "chunk_size": 128}}
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("selection:\n  topk: 5\n", "unknown key selection.topk. Did you mean selection.top_k?"),
-        ("selektion:\n  top_k: 5\n", "unknown key selektion. Did you mean selection?"),
-        ("zzz: 1\n", "unknown key zzz. `tsdoc config show`"),
-        ("selection:\n  top_k: -1\n", "selection.top_k: "),
-        ("selection:\n  smoothing: 2\n", "selection.smoothing: must be odd"),
-        ("engine:\n  device: tpu\n", "(given: tpu)"),
+        ("selection:\n  topk: 5\n", "setting 'selection.topk'. Did you mean selection.top_k?"),
+        ("selection.topk: 5\n", "setting 'selection.topk'. Did you mean selection.top_k?"),
+        ("selektion:\n  top_k: 5\n", "unknown setting 'selektion'. Did you mean selection?"),
+        ("zzz: 1\n", "unknown setting 'zzz'. `tsdoc config show`"),
+        ("selection:\n  top_k: -1\n", "selection.top_k does not take -1: "),
+        ("selection:\n  smoothing: 2\n", "selection.smoothing does not take 2: must be odd"),
+        ("engine.prefill_block: 100\n", "prefill_block 100 is not a multiple of 512"),
+        ("engine.device: tpu\n", "engine.device does not take tpu: "),
+        ("answer: {seed: 1}\nanswer.seed: 2\n", "answer.seed is given twice"),
         ("- a\n", "must be a mapping of settings"),
         ("a: [1\nb: 2\n", "mine.yaml:2: is not valid YAML"),
         ("a: \x00\n", "not valid YAML"),

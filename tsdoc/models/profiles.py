@@ -1,13 +1,13 @@
 """Profiles: YAML files with settings for one model, carried inside the wheel.
 
-A profile has the structure of `tsdoc.settings.Settings`; what it leaves out keeps the built-in
-value.
+A profile names settings as the user's config file does (`tsdoc.config`); what it leaves out keeps
+the built-in value.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,9 +17,6 @@ from tsdoc.errors import UsageError
 from tsdoc.terminal import visible_line
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
-    from pydantic_core import ErrorDetails
-
     from tsdoc.settings import Settings
 
 
@@ -40,7 +37,7 @@ def list_profiles() -> list[Profile]:
 
 
 def load_profile(name_or_path: str) -> dict[str, Any]:
-    """Returns the settings of a profile, checked, without the values it leaves out.
+    """Returns the settings of a profile by groups, checked, without the values it leaves out.
 
     Args:
         name_or_path: The name of a shipped profile, or the path of a YAML file (with a `/` or
@@ -49,26 +46,27 @@ def load_profile(name_or_path: str) -> dict[str, Any]:
     Raises:
         UsageError: no such profile, no valid YAML, or a key or value that does not exist.
     """
+    from tsdoc.config import by_groups, nested_layer, resolve_settings
+    from tsdoc.settings_file import read_settings_file
+
     path = _find(name_or_path)
-    raw = _read(path)
-    check_settings(raw, where=str(path))
-    return raw
+    raw = read_settings_file(path)
+    if raw is None:
+        raise UsageError("profile cannot be read (no such file)", where=str(path))
+    layer = nested_layer(raw, origin=str(path))
+    resolve_settings([layer])
+    return by_groups(layer.values)
 
 
 def check_settings(raw: Mapping[str, Any], *, where: str) -> Settings:
-    """Validates raw settings (nested mappings) and returns them with built-in values filled in.
+    """Validates settings by groups and returns them with built-in values filled in.
 
     Raises:
         UsageError: the first wrong key, with the nearest valid one, or the first wrong value.
     """
-    from pydantic import ValidationError
+    from tsdoc.config import nested_layer, resolve_settings
 
-    from tsdoc.settings import Settings
-
-    try:
-        return Settings.model_validate(raw)
-    except ValidationError as error:
-        raise _usage_error(error.errors(include_url=False)[0], where) from error
+    return resolve_settings([nested_layer(raw, origin=where)]).settings
 
 
 def _find(name_or_path: str) -> Path:
@@ -84,38 +82,3 @@ def _find(name_or_path: str) -> Path:
         hint=(f"Did you mean {near[0]}? " if near else "")
         + f"Profiles: {', '.join(profiles)}; or the path of a .yaml file.",
     )
-
-
-def _read(path: Path) -> dict[str, Any]:
-    from tsdoc.settings_file import read_settings_file
-
-    raw = read_settings_file(path)
-    if raw is None:
-        raise UsageError("profile cannot be read (no such file)", where=str(path))
-    return raw
-
-
-def _usage_error(detail: ErrorDetails, where: str) -> UsageError:
-    from tsdoc.config import written
-
-    key = ".".join(str(part) for part in detail["loc"])
-    if detail["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(key, list(_keys()), n=1, cutoff=0.5)
-        return UsageError(
-            f"unknown key {visible_line(key)}",
-            where=where,
-            hint=f"Did you mean {near[0]}?" if near else "`tsdoc config show` lists all keys.",
-        )
-    given = visible_line(written(detail["input"]))
-    message = detail["msg"].removeprefix("Value error, ")
-    return UsageError(f"{visible_line(key)}: {message} (given: {given})", where=where)
-
-
-def _keys() -> Iterator[str]:
-    """Yields every valid key: groups, and `group.name`."""
-    from tsdoc.settings import Settings
-
-    for group, field in Settings.model_fields.items():
-        yield group
-        model: type[BaseModel] = type(field.default)
-        yield from (f"{group}.{name}" for name in model.model_fields)
