@@ -209,7 +209,9 @@ class FakeSummarizer:
         return None if line is None else self.behaviour.place or made_place(line)
 
     def whole(self, on_sentence: Callable[[CitedSentence], None]) -> Summary:
-        summary = self._summary(("It begins.", 3), ("It goes on.", 3), ("Nobody knows.", None))
+        summary = self._summary(
+            ("It begins.", 3), ("It goes on.", 3), ("Nobody knows.", None), ("It ends.", 3)
+        )
         for sentence in summary.sentences:
             on_sentence(sentence)
         return summary

@@ -27,11 +27,12 @@ Three is new. [big.txt:7]
 """
 
 
-def test_the_whole_is_markdown_with_each_place_named_once(cli: Cli) -> None:
+def test_the_whole_is_markdown_with_the_place_of_every_sentence_that_has_one(cli: Cli) -> None:
     result = cli("summarize", "a.txt")
     assert result.code == 0
     assert result.stdout == (
-        "# Summary of shelf\n\nIt begins. [big.txt:3] It goes on. Nobody knows.\n"
+        "# Summary of shelf\n\n"
+        "It begins. [big.txt:3] It goes on. [big.txt:3] Nobody knows. It ends. [big.txt:3]\n"
     )
 
 
@@ -181,4 +182,4 @@ def test_json_lists_parts_and_places(cli: Cli, services: FakeServices) -> None:
     assert len(value["answers"]) == 3
     whole = cli("summarize", "a.txt", "--json").json()
     assert (whole["by"], whole["parts"]) == ("whole", [])
-    assert whole["summary"]["text"] == "It begins. It goes on. Nobody knows."
+    assert whole["summary"]["text"] == "It begins. It goes on. Nobody knows. It ends."

@@ -226,7 +226,7 @@ class _Markdown:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._begun = False
-        self._cited = ""
+        self._cited = False
 
     def heading(self, level: int, text: str) -> None:
         """Writes a heading and the empty line behind it."""
@@ -235,17 +235,16 @@ class _Markdown:
         self._run.terminal.stream(f"{'#' * level} {visible_line(text)}\n\n")
 
     def sentence(self, sentence: CitedSentence) -> None:
-        """Writes a sentence and its place, unless the place was just named."""
+        """Writes a sentence and its place; one that has none says something by that."""
         if self._run.output.json:
             return
         from tsdoc.session.summary import separator
 
-        place = "" if sentence.place is None else f"[{_place_text(sentence.place)}]"
-        cited = f" {place}" if place and place != self._cited else ""
-        self._cited = place or self._cited
+        cited = "" if sentence.place is None else f" [{_place_text(sentence.place)}]"
         before = separator(sentence.text) if self._begun else ""
         self._run.terminal.stream(f"{before}{sentence.text}{cited}")
         self._begun = True
+        self._cited = self._cited or bool(cited)
 
     def end(self, summary: Summary, *, within: str | None = None) -> None:
         """Ends the paragraph; one without a place gets the nearest of its summary, or `within`."""
@@ -262,7 +261,7 @@ class _Markdown:
         self._run.terminal.line()
         self._run.terminal.flush()
         self._begun = False
-        self._cited = ""
+        self._cited = False
 
 
 def _place_text(place: Place) -> str:
