@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from tests.cli.conftest import Cli, FakeServices
@@ -122,6 +124,18 @@ def test_a_part_without_a_citation_has_the_nearest_place_or_its_own_range(
     assert "It has 3 parts.\n" in ranges
     assert "One is new. [somewhere in big.txt:1-10]\n" in ranges
     assert "Three is new. [somewhere in big.txt:21-30]\n" in ranges
+
+
+def test_the_range_of_a_part_without_pages_and_lines_is_its_headings(
+    cli: Cli, services: FakeServices
+) -> None:
+    place = Place(file="a.epub", titles=("I", "Heir"), page=None, page_label=None, line=None)
+    part = dataclasses.replace(services.parts[0], title="I › Heir", first=place, last=place)
+    by_file = dataclasses.replace(part, title="a.epub")
+    services.parts, services.part_line, services.nearest_line = [part, by_file], None, None
+    shown = cli("summarize", "a.epub", "--by", "section").stdout
+    assert "I › Heir is new. [somewhere in a.epub › I › Heir]\n" in shown
+    assert "a.epub is new. [somewhere in a.epub]\n" in shown
 
 
 @pytest.mark.parametrize("args", [(), ("--by", "section"), ("--json",), ("--json", "--by", "file")])

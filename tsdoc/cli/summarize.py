@@ -217,7 +217,7 @@ def _show_parts(
         writer.heading(2, f"{part.title} ({part.where})")
         for sentence in sentences:
             writer.sentence(sentence)
-        writer.end(made, within=part.where)
+        writer.end(made, within=_part_text(part))
 
 
 class _Markdown:
@@ -256,7 +256,7 @@ class _Markdown:
         if not self._cited and summary.nearest is not None:
             closest = f" [nearest: {_place_text(summary.nearest)}]"
         elif not self._cited and within is not None:
-            closest = f" [somewhere in {visible_line(within)}]"
+            closest = f" [somewhere in {within}]"
         self._run.terminal.stream(closest)
         self._run.terminal.line()
         self._run.terminal.flush()
@@ -266,9 +266,18 @@ class _Markdown:
 
 def _place_text(place: Place) -> str:
     """Returns page or line; the headings where a format has neither."""
-    has_number = (place.page, place.cell, place.line) != (None, None, None)
-    titles = () if has_number else place.titles
+    titles = () if _has_number(place) else place.titles
     return visible_line(" › ".join([str(place), *titles]))
+
+
+def _part_text(part: Part) -> str:
+    """Returns a part's pages or lines; its title where a format has neither."""
+    titled = not _has_number(part.first) and part.title != part.first.file
+    return visible_line(f"{part.where} › {part.title}" if titled else part.where)
+
+
+def _has_number(place: Place) -> bool:
+    return (place.page, place.cell, place.line) != (None, None, None)
 
 
 def _part_json(part: Part) -> dict[str, object]:
