@@ -95,7 +95,13 @@ def test_pages_show_their_printed_label_and_range() -> None:
     evidence = make_evidence(passages=(passage,), coverage=evidence.coverage)
     text = "\n".join(evidence_lines(evidence, width=80))
     assert " 1. b.pdf p. 12 (printed x) to p. 13 · I › Files" in text
-    assert "went to 3 of 900 pages" in text
+    assert "went to 3 of 900 pages." in text
+
+
+def test_files_without_pages_are_not_called_pages() -> None:
+    evidence = make_evidence(coverage=Coverage(unit="page_or_file", holding=3, total=7))
+    line = evidence_lines(evidence, width=80)[-1]
+    assert line.endswith("went to 3 of 7 pages, and files without pages.")
 
 
 def test_it_is_not_said_that_all_of_a_document_holds_most_of_the_attention() -> None:

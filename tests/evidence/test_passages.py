@@ -127,3 +127,35 @@ def test_coverage_counts_the_fewest_pages_that_hold_most(byte_level: TextTokeniz
     spread = find_evidence(even, even, prompt.head_len, prompt.map, count=1).coverage
     assert spread is not None
     assert spread.holding >= 8
+
+
+def test_coverage_of_files_with_pages_and_files_without_counts_both(
+    byte_level: TextTokenizer,
+) -> None:
+    text = "This and that about things. " * 4
+    sections = [
+        Section(
+            file=0,
+            titles=(),
+            text=text,
+            first_line=None,
+            pages=(PageStart(start=0, number=1), PageStart(start=56, number=2)),
+        ),
+        # Of a file with pages; it counts as part of the last of them.
+        Section(file=0, titles=("Empty",), text="", first_line=None),
+        *(Section(file=n, titles=(), text=text, first_line=1) for n in (1, 2, 2)),
+    ]
+    files = (("a.pdf", "pdf"), ("b.txt", "text"), ("c.txt", "text"))
+    document = Document(
+        name="made",
+        files=tuple(
+            SourceFile(name=name, path=None, kind=kind, num_bytes=1, sha256="0")
+            for name, kind in files
+        ),
+        sections=tuple(sections),
+    )
+    prompt = build(document, byte_level)
+    even = np.ones(prompt.contents_start - prompt.head_len, dtype=np.float32)
+    coverage = find_evidence(even, even, prompt.head_len, prompt.map, count=1).coverage
+    assert coverage is not None
+    assert (coverage.unit, coverage.total) == ("page_or_file", 4)

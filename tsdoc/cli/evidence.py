@@ -15,7 +15,12 @@ if TYPE_CHECKING:
 
 HEADING = "What the model looked at most (where to check, not a proof):"
 WIDTH = 100  # longer lines are hard to read, however wide the terminal
-UNITS = {"page": "pages", "file": "files", "section": "sections"}
+UNITS = {
+    "page": "pages",
+    "page_or_file": "pages, and files without pages",
+    "file": "files",
+    "section": "sections",
+}
 
 
 def wanted_passages(run: Run, resolved: ResolvedSettings, *, html: str | None) -> int:

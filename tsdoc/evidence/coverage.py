@@ -36,8 +36,10 @@ def measure_coverage(attention: Mass, first: int, token_map: TokenMap) -> Covera
 def _unit_starts(token_map: TokenMap) -> tuple[CoverageUnit, dict[tuple[int, int], int]]:
     """Prompt position where each unit begins, by file and number within it, ascending."""
     document = token_map.document
-    if any(section.pages for section in document.sections):
-        return "page", _page_starts(token_map)
+    paged = {section.file for section in document.sections if section.pages}
+    if paged:
+        mixed = any(section.file not in paged for section in document.sections)
+        return ("page_or_file" if mixed else "page"), _page_starts(token_map, paged)
     whole_files = len(document.files) > 1
     starts: dict[tuple[int, int], int] = {}
     for number, section in enumerate(document.sections):
@@ -46,11 +48,11 @@ def _unit_starts(token_map: TokenMap) -> tuple[CoverageUnit, dict[tuple[int, int
     return ("file" if whole_files else "section"), starts
 
 
-def _page_starts(token_map: TokenMap) -> dict[tuple[int, int], int]:
-    """Where pages begin; a file without any counts as one."""
+def _page_starts(token_map: TokenMap, paged: set[int]) -> dict[tuple[int, int], int]:
+    """Where pages begin, and files that have none; `paged` are those that have some."""
     starts: dict[tuple[int, int], int] = {}
     for number, section in enumerate(token_map.document.sections):
-        if not section.pages:
+        if section.file not in paged:
             starts.setdefault((section.file, 0), token_map.section_range(number)[0])
         for page in section.pages:
             position = token_map.section_range(number)[0]

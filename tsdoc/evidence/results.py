@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from tsdoc.ingest.document import Place
 
-CoverageUnit = Literal["page", "file", "section"]
+CoverageUnit = Literal["page", "page_or_file", "file", "section"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class Coverage:
     """How widely attention was spread.
 
     Attributes:
-        unit: What is counted: document pages, files, or sections.
+        unit: What is counted: pages, pages and the files that have none, files, or sections.
         holding: The fewest of them that hold 90 % of the attention paid to the document.
         total: All of them.
     """
