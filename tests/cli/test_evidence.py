@@ -64,8 +64,10 @@ def test_json_carries_the_passages(cli: Cli, services: FakeServices) -> None:
                 "page": None,
                 "page_label": None,
                 "line": line,
+                "cell": None,
                 "last_page": None,
                 "last_line": last,
+                "last_cell": None,
                 "section": ["One"],
                 "text": text,
                 "tokens": 4,
@@ -96,6 +98,23 @@ def test_pages_show_their_printed_label_and_range() -> None:
     text = "\n".join(evidence_lines(evidence, width=80))
     assert " 1. b.pdf p. 12 (printed x) to p. 13 · I › Files" in text
     assert "went to 3 of 900 pages." in text
+
+
+def test_passages_of_a_notebook_name_its_cells(cli: Cli, services: FakeServices) -> None:
+    first = Place(file="n.ipynb", titles=(), page=None, page_label=None, line=None, cell=2)
+    passages = tuple(
+        dataclasses.replace(
+            make_evidence().passages[0], first=first, last=dataclasses.replace(first, cell=last)
+        )
+        for last in (2, 3)
+    )
+    services.evidence = make_evidence(passages=passages)
+    shown = cli("ask", "n.ipynb", "Who?", terminal=True).stdout
+    assert " 1. n.ipynb cell 2\n" in shown
+    assert " 2. n.ipynb cell 2-3\n" in shown
+    (answer,) = cli("ask", "n.ipynb", "Who?", "--json").json()["answers"]
+    cells = [(p["cell"], p["last_cell"]) for p in answer["evidence"]["passages"]]
+    assert cells == [(2, 2), (2, 3)]
 
 
 def test_files_without_pages_are_not_called_pages() -> None:

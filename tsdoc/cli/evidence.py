@@ -92,13 +92,14 @@ def quoted_lines(passage: Passage) -> list[str]:
 
 
 def place_text(passage: Passage) -> str:
-    """Returns file and page or line, with the end where it is another one."""
+    """Returns file and page, cell or line, with the end where it is another one."""
     first, last = passage.first, passage.last
     text = str(first)
-    if first.page is not None and last.page not in (None, first.page):
-        return f"{text} to p. {last.page}"
-    if first.page is None and first.line is not None and last.line not in (None, first.line):
-        return f"{text}-{last.line}"
+    if first.page is not None:
+        return text if last.page in (None, first.page) else f"{text} to p. {last.page}"
+    for begin, end in ((first.cell, last.cell), (first.line, last.line)):
+        if begin is not None:
+            return text if end in (None, begin) else f"{text}-{end}"
     return text
 
 
@@ -126,6 +127,7 @@ def evidence_json(evidence: Evidence) -> dict[str, object]:
                 **_place_json(passage.first),
                 "last_page": passage.last.page,
                 "last_line": passage.last.line,
+                "last_cell": passage.last.cell,
                 "section": list(passage.first.titles),
                 "text": passage.text,
                 "tokens": passage.num_tokens,
@@ -147,4 +149,5 @@ def _place_json(place: Place) -> dict[str, object]:
         "page": place.page,
         "page_label": place.page_label,
         "line": place.line,
+        "cell": place.cell,
     }
