@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -56,12 +58,16 @@ def test_offline_asks_nobody(full_hub: FakeHub) -> None:
 
 
 def test_use_records_profiles_hub_names_and_absolute_paths(
-    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    home: Home, model_directory: Path, gguf_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert read_default(home) is None
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "m").mkdir()
-    for name, recorded in [("tiny", "tiny"), ("hf:a/b@v1", "hf:a/b@v1"), ("m", f"{tmp_path}/m")]:
+    monkeypatch.chdir(model_directory.parent)
+    for name, recorded in [
+        ("tiny", "tiny"),
+        ("hf:a/b@v1", "hf:a/b@v1"),
+        (model_directory.name, str(model_directory)),
+        (str(gguf_file), str(gguf_file)),
+    ]:
         assert set_default(home, name) == read_default(home)
         default = read_default(home)
         assert default is not None
@@ -105,6 +111,29 @@ def test_use_refuses_what_does_not_exist(home: Home) -> None:
     assert caught.value.hint.startswith("Did you mean tiny? ")
     with pytest.raises(ModelError, match="must be written hf:ORG/NAME"):
         set_default(home, "hf:only-one-part")
+
+
+def test_use_refuses_a_path_without_a_model_that_can_be_run(
+    home: Home, tmp_path: Path, gguf_file: Path, model_directory: Path
+) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    other = shutil.copytree(model_directory, tmp_path / "other")
+    config = json.loads((other / "config.json").read_text("utf-8"))
+    (other / "config.json").write_text(json.dumps(config | {"architectures": ["GemmaForCausalLM"]}))
+    gemma = tmp_path / "gemma.gguf"
+    gemma.write_bytes(gguf_file.read_bytes().replace(b"qwen2", b"gemma"))
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(gguf_file.read_bytes()[:-1])
+    for path, message in [
+        (empty, "it has no config.json"),
+        (other, "GemmaForCausalLM is not supported"),
+        (gemma, "architecture gemma is not supported"),
+        (cut, "cut.gguf: "),
+    ]:
+        with pytest.raises(ModelError, match=message):
+            set_default(home, str(path))
+    assert read_default(home) is None
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"name": "tiny"}'])

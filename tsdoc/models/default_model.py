@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tsdoc.errors import ModelError, UsageError
 from tsdoc.home import Home, private_dir, write_error
+from tsdoc.models.directory import check_model_path
 from tsdoc.models.hub import Hub, HubModel
 from tsdoc.models.profiles import check_settings, list_profiles, load_profile
 from tsdoc.settings import ModelSettings
@@ -119,7 +120,7 @@ def set_default(home: Home, name: str) -> DefaultModel | None:
 
     Raises:
         UsageError: there is no such profile or path.
-        ModelError: it is no valid hub name.
+        ModelError: it is no valid hub name, or the path holds no model that tsdoc runs.
         StoreError: the record cannot be written or removed.
         ResourceError: the disk is full.
     """
@@ -132,7 +133,9 @@ def set_default(home: Home, name: str) -> DefaultModel | None:
             raise write_error(error, path, "removing the record of the default model") from error
         return None
     if not check_model_name(name):
-        name = str(Path(name).expanduser().resolve())
+        path = Path(name).expanduser().resolve()
+        check_model_path(path)
+        name = str(path)
     default = DefaultModel(name=name, reason="chosen with `tsdoc models use`")
     record_default(home, default)
     return default

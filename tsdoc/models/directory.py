@@ -1,10 +1,12 @@
-"""What a model directory must hold before anything is read from it."""
+"""What a model on this disk must be before it is used."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from tsdoc.errors import ModelError
+from tsdoc.models.config import read_config
+from tsdoc.models.gguf_convert import check_gguf
 from tsdoc.models.weights import weight_files
 
 
@@ -31,3 +33,15 @@ def check_directory(path: Path, *, with_weights: bool) -> Path:
             hint = "Pickle weights (.bin, .pth) can run code and are not read." if pickles else None
             raise ModelError(error.message, where=error.where, hint=hint) from error
     return path
+
+
+def check_model_path(path: Path) -> None:
+    """Refuses a directory or a .gguf file that holds no model tsdoc runs; reads no weights.
+
+    Raises:
+        ModelError: what is missing, damaged or not supported.
+    """
+    if path.is_dir():
+        read_config(check_directory(path, with_weights=True))
+    else:
+        check_gguf(path)

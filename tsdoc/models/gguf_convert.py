@@ -6,7 +6,9 @@ model.safetensors; neither file is mapped or held as a whole.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -44,8 +46,25 @@ def convert_gguf(
         ModelError: the file is damaged or of a kind that is not supported.
         OSError: writing failed (disk full).
     """
-    try:
+    with _naming(path):
         _convert(path, directory, on_progress or (lambda done, total: None))
+
+
+def check_gguf(path: Path) -> None:
+    """Refuses a GGUF file that cannot be converted, as far as its header tells.
+
+    Raises:
+        ModelError: the header is damaged or of a kind that is not supported.
+        OSError: the temporary directory cannot be written.
+    """
+    with _naming(path), tempfile.TemporaryDirectory(prefix="tsdoc-") as work:
+        _write_all_but_weights(path, Path(work))
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    try:
+        yield
     except ModelError as error:
         where = error.where or str(path)
         raise ModelError(error.message, where=where, hint=error.hint) from error
@@ -63,28 +82,36 @@ def convert_tokenizer(path: Path, directory: Path) -> None:
 
 
 def _convert(path: Path, directory: Path, on_progress: Callable[[int, int], None]) -> None:
+    header, plans = _write_all_but_weights(path, directory)
+    total = sum(header.tensors[plan.source].num_bytes for plan in plans)
+    done = 0
+    shapes = {plan.target: plan.shape for plan in plans}
+    with (
+        path.open("rb") as file,
+        SafetensorsWriter(directory / "model.safetensors", shapes) as writer,
+    ):
+        for plan in plans:
+            tensor = header.tensors[plan.source]
+            for rows in _dequantised(file, tensor, plan):
+                writer.write(rows)
+            done += tensor.num_bytes
+            on_progress(done, total)
+        writer.finish()
+
+
+def _write_all_but_weights(path: Path, directory: Path) -> tuple[GgufHeader, list[TensorPlan]]:
+    """Writes configuration and tokenizer; returns what the weights are to become."""
     header = read_gguf_header(path)
     supported_architecture(header)
     with path.open("rb") as file:
-        config = build_config(
-            header, rope_factors=_rope_factors(file, header), vocab_size=_vocab_size(header)
-        )
-        plans = plan_tensors(header, config)
-        eos_ids = write_tokenizer(header.metadata, directory, vocab_size=config["vocab_size"])
-        config["eos_token_id"] = eos_ids[0]
-        _write_json(directory / "config.json", config)
-        _write_json(directory / "generation_config.json", {"eos_token_id": eos_ids})
-        total = sum(header.tensors[plan.source].num_bytes for plan in plans)
-        done = 0
-        shapes = {plan.target: plan.shape for plan in plans}
-        with SafetensorsWriter(directory / "model.safetensors", shapes) as writer:
-            for plan in plans:
-                tensor = header.tensors[plan.source]
-                for rows in _dequantised(file, tensor, plan):
-                    writer.write(rows)
-                done += tensor.num_bytes
-                on_progress(done, total)
-            writer.finish()
+        factors = _rope_factors(file, header)
+    config = build_config(header, rope_factors=factors, vocab_size=_vocab_size(header))
+    plans = plan_tensors(header, config)
+    eos_ids = write_tokenizer(header.metadata, directory, vocab_size=config["vocab_size"])
+    config["eos_token_id"] = eos_ids[0]
+    _write_json(directory / "config.json", config)
+    _write_json(directory / "generation_config.json", {"eos_token_id": eos_ids})
+    return header, plans
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:
