@@ -68,6 +68,19 @@ def test_commands(cli: Cli, services: FakeServices) -> None:
     assert services.sessions[0].asked == ["Who?", "/etc is?"]
 
 
+@pytest.mark.parametrize("terminal", [False, True])
+def test_what_stands_behind_a_command_is_refused_and_paths_are_questions(
+    cli: Cli, services: FakeServices, terminal: bool
+) -> None:
+    asked = ["/etc/fstab: what is it?", "/quit now", "/evidences of what?", "/dev is what?"]
+    lines = ["/evidence 1", "/QUIT now", asked[0], " /quit now", *asked[2:], "/quit ", "never"]
+    result = cli("chat", "b.txt", terminal=terminal, stdin="\n".join(lines))
+    assert services.sessions[0].asked == asked
+    for name in ("evidence", "quit"):
+        said = f"nothing can stand behind /{name}; a space before it makes the line a question\n"
+        assert result.stderr.count(said) == 1
+
+
 def test_a_kept_conversation_is_announced(cli: Cli, services: FakeServices) -> None:
     services.kept_questions = [
         "Who is the heir of the house that the second chapter describes at such length?"

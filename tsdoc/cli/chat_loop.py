@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tsdoc.cli.answering import look, name_answer, say_ended
 from tsdoc.cli.evidence import show_evidence
-from tsdoc.cli.questions import FENCE, Questions
+from tsdoc.cli.questions import COMMANDS, FENCE, Line, Questions
 from tsdoc.cli.run import Run
 from tsdoc.errors import ResourceError, StoreError
 from tsdoc.terminal import format_count
@@ -54,10 +54,10 @@ class ChatLoop:
             try:
                 line = self._questions.next()
                 stopped = False
-                if line is None or line.command == "quit":
+                if line is None or line == Line(command="quit"):
                     break
                 if line.command is not None:
-                    self._obey(line.command)
+                    self._obey(line.command, line.rest)
                 elif line.question is not None:
                     self._answer(line.question)
             except KeyboardInterrupt:
@@ -76,17 +76,19 @@ class ChatLoop:
             self._run.terminal.say("")
         return self._answers
 
-    def _obey(self, name: str) -> None:
+    def _obey(self, name: str, rest: str) -> None:
         say = self._run.terminal.say
-        if name == "help":
+        if name not in COMMANDS:
+            say(f"there is no /{name}; /help lists what there is")
+        elif rest:
+            say(f"nothing can stand behind /{name}; a space before it makes the line a question")
+        elif name == "help":
             for line in HELP.splitlines():
                 say(line)
         elif name == "tokens":
             self._say_tokens()
-        elif name == "evidence":
-            self._say_evidence()
         else:
-            say(f"there is no /{name}; /help lists what there is")
+            self._say_evidence()
 
     def _say_evidence(self) -> None:
         turns = self._conversation.turns

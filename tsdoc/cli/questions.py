@@ -12,15 +12,17 @@ from tsdoc.cli.console import Terminal
 PROMPT = "> "
 MORE = ". "
 FENCE = '"""'
-_COMMAND = re.compile(r"/([a-z]+)\s*", re.IGNORECASE)
+COMMANDS = ("evidence", "tokens", "quit", "help")
+_COMMAND = re.compile(r"/([a-z]+)(?:\s+(.*))?", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """What somebody typed: a question, or the name of a command."""
+    """What somebody typed: a question, or the name of a command and what stands behind it."""
 
     question: str | None = None
     command: str | None = None
+    rest: str = ""
 
 
 class Questions:
@@ -28,8 +30,8 @@ class Questions:
 
     On a terminal a line that ends in a backslash goes on in the next, and lines between two lines
     of three double quotes are one question. Elsewhere each line is a question or, as in a file of
-    questions, a comment. A line that is a slash and one word is a command; empty lines are passed
-    over.
+    questions, a comment. A line that is a slash and one word is a command, and so is one that
+    begins with a command there is; empty lines are passed over.
     """
 
     def __init__(self, terminal: Terminal, asked: Sequence[str]) -> None:
@@ -43,9 +45,9 @@ class Questions:
             text = self._terminal.read_line(PROMPT)
             if text is None:
                 return None
-            command = _COMMAND.fullmatch(text)
+            command = _parse_command(text)
             if command is not None:
-                return Line(command=command[1].lower())
+                return command
             if self._terminal.interactive:
                 text = self._read_rest(text)
             elif is_comment(text):
@@ -66,6 +68,15 @@ class Questions:
             more = self._terminal.read_line(MORE)
             text = f"{text[:-1]}\n{more or ''}"
         return text
+
+
+def _parse_command(text: str) -> Line | None:
+    """Returns the command that a line is; None for "/etc/fstab: why?" and "/etc is what?"."""
+    match = _COMMAND.fullmatch(text)
+    if match is None:
+        return None
+    name, rest = match[1].lower(), match[2] or ""
+    return Line(command=name, rest=rest) if name in COMMANDS or not rest else None
 
 
 def _enable_editing(asked: Sequence[str]) -> None:
