@@ -106,3 +106,14 @@ def test_without_arguments_the_help_is_shown(cli: Cli, capsys: pytest.CaptureFix
 
 def test_the_version(cli: Cli) -> None:
     assert cli("--version").stdout.startswith("tsdoc ")
+
+
+def test_help_offers_no_value_that_is_refused(cli: Cli, capsys: pytest.CaptureFixture[str]) -> None:
+    cli("chat", "--help")
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Files or directories. " in shown
+    assert "<=1.0]" not in shown  # 0 is no --top-p
+    assert cli("chat", "-").code == 2
+    for value in ("0", "1.1", "nan"):
+        result = cli("ask", "a.txt", "Who?", "--top-p", value)
+        assert (result.code, result.stderr.count("answer.top_p does not take")) == (2, 1)

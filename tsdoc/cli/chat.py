@@ -12,13 +12,17 @@ from tsdoc.cli.answering import open_sources, session_json
 from tsdoc.cli.arguments import STDIN, require_sources
 from tsdoc.cli.chat_loop import ChatLoop, say_resumed
 from tsdoc.cli.command import command
-from tsdoc.cli.options import Engines, Model, Reading, Sampling, Sources, Tuning
+from tsdoc.cli.options import Engines, Model, Reading, Sampling, Tuning
 from tsdoc.cli.reporter import duration
 from tsdoc.cli.run import Run
 from tsdoc.errors import UsageError
 
 PANEL = "Questions"
 
+Sources = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="SOURCE...", help="Files or directories.", show_default=False),
+]
 Name = Annotated[
     str | None,
     typer.Option(
@@ -70,8 +74,8 @@ def chat(
     """Ask questions that follow one another, each in sight of those before.
 
     On a terminal, type questions; /help lists what else can be typed. From a pipe, each line is a
-    question, unless it begins with # and a space, which makes it a comment; the answers come on
-    stdout with a blank line between them.
+    question, a command like /tokens, or, if it begins with # and a space, a comment; the answers
+    come on stdout with a blank line between them.
     """
     if show_list or forget is not None:
         _manage(run, forget)

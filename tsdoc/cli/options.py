@@ -224,9 +224,8 @@ class Sampling:
         typer.Option(
             "--top-p",
             metavar="P",
-            min=0.0,
-            max=1.0,
-            help="Sample among the likeliest tokens that hold P of the probability.",
+            help="Sample among the likeliest tokens that hold P of the probability: above 0, up to "
+            "1.",
             rich_help_panel=ANSWERING,
         ),
     ] = None
