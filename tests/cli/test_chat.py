@@ -188,11 +188,14 @@ def test_a_full_conversation_is_said_and_ends_only_a_pipe(
     [
         (["-"], "reads its questions from standard input"),
         (["a.txt", "--name", "x", "--no-store"], "--no-store keeps nothing"),
+        (["a.txt", "--name", "../x"], "'../x' is no name for a conversation"),
     ],
 )
-def test_contradictions_are_usage_errors(cli: Cli, args: list[str], message: str) -> None:
+def test_usage_errors_come_before_a_model_is_looked_for(
+    cli: Cli, services: FakeServices, args: list[str], message: str
+) -> None:
     result = cli("chat", *args)
-    assert result.code == 2
+    assert (result.code, services.sessions) == (2, [])
     assert message in result.stderr
 
 

@@ -14,7 +14,7 @@ import transformers
 from tests.session.conftest import Recorder
 from tsdoc.errors import ResourceError, UsageError
 from tsdoc.eval.plan import Plan
-from tsdoc.eval.request import EvalReport
+from tsdoc.eval.request import WHOLE, EvalReport
 from tsdoc.eval.run import ANSWER_TOKENS
 from tsdoc.eval.tasks import find_task
 from tsdoc.home import Home
@@ -231,3 +231,19 @@ def test_a_policy_outside_its_window_is_left_out_with_a_warning(run_eval: Run) -
 def test_a_length_of_the_whole_document_needs_one(run_eval: Run) -> None:
     with pytest.raises(UsageError, match="--source"):
         run_eval(lengths=(0,))
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        ({"out": Path("/nowhere/at/all.jsonl")}, "its directory does not exist"),
+        ({"lengths": (2000, WHOLE)}, "the whole document needs --source"),
+        ({"backgrounds": ("document",)}, "a haystack of a document needs --source"),
+    ],
+)
+def test_what_no_model_could_do_is_refused_before_one_is_fetched(
+    run_eval: Run, monkeypatch: pytest.MonkeyPatch, request_: dict[str, object], message: str
+) -> None:
+    monkeypatch.setattr("tsdoc.eval.evaluate.open_model", None)
+    with pytest.raises(UsageError, match=message):
+        run_eval(**request_)

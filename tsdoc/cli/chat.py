@@ -113,8 +113,10 @@ def _refuse_contradictions(run: Run, sources: list[str], *, name: str | None, ke
             "a chat reads its questions from standard input, so it cannot be a source",
             hint="Save it to a file first.",
         )
-    if name is not None and not keeps:
-        raise UsageError("--name keeps the conversation, and --no-store keeps nothing")
+    if name is not None:
+        run.services.check_conversation(run.services.home(), name)
+        if not keeps:
+            raise UsageError("--name keeps the conversation, and --no-store keeps nothing")
     if run.output.json and run.terminal.stdin.isatty():
         raise UsageError(
             "--json needs its questions from a pipe or a file",

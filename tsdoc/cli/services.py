@@ -100,6 +100,12 @@ class Services:
 
         return Conversation(session=session, name=name)
 
+    def check_conversation(self, home: Home, name: str) -> None:
+        """Refuses what is no name for a conversation."""
+        from tsdoc.session.kept import conversation_path
+
+        conversation_path(home, name)
+
     def list_conversations(self, home: Home) -> dict[str, KeptConversation | None]:
         """Lists kept conversations; see `tsdoc.session.kept.list_conversations`."""
         from tsdoc.session.kept import list_conversations

@@ -82,6 +82,7 @@ def evaluate(
         ResourceError: memory or disk does not suffice.
     """
     settings.parallel.refuse("tsdoc eval")
+    _check_request(request)
     choices = [parse_policy(text, settings) for text in request.policies]
     tasks = _tasks(request)
     examples = list(
@@ -148,15 +149,9 @@ class _Subject:
         return self.request.backgrounds or (("document",) if self.pieces else ())
 
     def lengths(self, most: int | None = None) -> tuple[int, ...]:
-        """The lengths asked for; by default those up to `most` that the document fills.
-
-        Raises:
-            UsageError: the whole document is asked for and there is none.
-        """
+        """The lengths asked for; by default those up to `most` that the document fills."""
         asked, num_tokens = self.request.lengths, self.document_tokens
         if asked is not None:
-            if WHOLE in asked and not num_tokens:
-                raise UsageError("a length of the whole document needs --source")
             return tuple(dict.fromkeys(length or num_tokens for length in asked))
         lengths = [n for n in DEFAULT_LENGTHS[self.device] if most is None or n <= most]
         if not num_tokens:
@@ -270,6 +265,22 @@ def _compare(subject: _Subject) -> EvalReport:
     return subject.report(fidelity=tuple(rows))
 
 
+def _check_request(request: EvalRequest) -> None:
+    """Refuses, before a model is fetched, what could not be done with any.
+
+    Raises:
+        UsageError: results go where no directory is, or there is no document and one is needed.
+    """
+    if request.out is not None and not request.out.parent.is_dir():
+        raise UsageError("its directory does not exist", where=str(request.out))
+    if request.sources:
+        return
+    if request.lengths is not None and WHOLE in request.lengths:
+        raise UsageError("a length of the whole document needs --source")
+    if "document" in request.backgrounds:
+        raise UsageError("a haystack of a document needs --source")
+
+
 def _tasks(request: EvalRequest) -> tuple[Task, ...]:
     names = request.tasks
     if names is None:
@@ -294,8 +305,6 @@ def _path(
     request: EvalRequest, home: Home, settings: Settings, header: dict[str, Any]
 ) -> Path | None:
     if request.out is not None:
-        if not request.out.parent.is_dir():
-            raise UsageError("its directory does not exist", where=str(request.out))
         return request.out
     if not settings.store.enabled:
         return None
