@@ -10,7 +10,7 @@ import yaml
 from yaml.error import MarkedYAMLError
 
 from tsdoc.errors import UsageError
-from tsdoc.regular import open_regular
+from tsdoc.regular import NotRegularError, open_regular
 from tsdoc.terminal import visible_line
 
 MAX_BYTES = 1_000_000
@@ -38,7 +38,9 @@ def read_settings_file(path: Path) -> dict[Any, Any] | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise UsageError(f"cannot be read ({error.strerror})", where=str(path)) from error
+        hint = "Save it as a file first." if isinstance(error, NotRegularError) else None
+        message = f"cannot be read ({error.strerror})"
+        raise UsageError(message, where=str(path), hint=hint) from error
     if len(data) > MAX_BYTES:
         raise UsageError(f"is larger than {MAX_BYTES:,} bytes", where=str(path))
     try:

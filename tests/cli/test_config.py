@@ -214,7 +214,7 @@ def test_a_pipe_is_not_waited_for(cli: Cli, tmp_path: Path) -> None:
     profile = tmp_path / "my.yaml"
     os.mkfifo(profile)
     result = cli("config", "show", "--profile", str(profile))
-    said = "cannot be read (not a regular file)"
+    said = "cannot be read (not a regular file). Save it as a file first."
     assert (result.code, result.stderr) == (2, f"tsdoc: {profile}: {said}\n")
     config = tmp_path / "config" / "tsdoc" / "config.yaml"
     config.parent.mkdir(parents=True)

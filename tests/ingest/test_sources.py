@@ -84,6 +84,17 @@ def test_a_source_of_no_use_is_one_clear_error(
     assert "\n" not in str(caught.value)
 
 
+def test_a_pipe_of_the_shells_gets_the_hint_of_a_named_one() -> None:
+    reading, writing = os.pipe()
+    try:
+        with pytest.raises(InputError, match="is not a regular file") as caught:
+            read(f"/dev/fd/{reading}")
+    finally:
+        os.close(reading)
+        os.close(writing)
+    assert caught.value.hint == "Pipe it in and name it '-'."
+
+
 def test_no_source_and_impossible_pages_are_usage_errors(tmp_path: Path) -> None:
     with pytest.raises(UsageError):
         read()

@@ -100,10 +100,13 @@ def _open(path: Path, name: str, *, follow: bool = True) -> BinaryIO:
     try:
         return open_regular(path, follow=follow)
     except NotRegularError as error:
-        hint = "Pipe it in and name it '-'."
-        raise InputError("is not a regular file", where=name, hint=hint) from error
+        raise _not_regular(name) from error
     except OSError as error:
         raise InputError(f"cannot be read ({error.strerror})", where=name) from error
+
+
+def _not_regular(name: str) -> InputError:
+    return InputError("is not a regular file", where=name, hint="Pipe it in and name it '-'.")
 
 
 def shown_name(path: str) -> str:
@@ -142,8 +145,11 @@ class _Collector:
         path = Path(source)
         where = shown_name(source)
         try:
+            # A pipe of the shell's, /dev/fd/63, can be opened and has no path of its own.
+            mode = path.stat().st_mode
+            if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
+                raise _not_regular(where)
             real = path.resolve(strict=True)
-            mode = real.stat().st_mode
         except FileNotFoundError as error:
             raise InputError("no such file or folder", where=where) from error
         except (OSError, RuntimeError, ValueError) as error:
