@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from tests.cli.conftest import Cli, FakeServices, make_document
-from tsdoc.cli.counting import Counts, Node, build_tree, count_document, tree_lines
+from tsdoc.cli.counting import (
+    Counts,
+    Node,
+    build_tree,
+    count_document,
+    counts_json,
+    tree_lines,
+)
 from tsdoc.ingest.document import (
     Document,
     IngestWarning,
@@ -92,6 +100,33 @@ def test_a_heading_with_text_and_headings_below_it_is_one_line() -> None:
         (3, "   │  └─ B (line 9)"),
         (2, "   └─ Two (line 12)"),
     ]
+
+
+def test_the_pages_of_a_heading_are_those_of_all_that_is_below_it() -> None:
+    def section(page: int, last: int, *titles: str) -> Section:
+        pages = tuple(PageStart(start=n, number=page + n) for n in range(last + 1 - page))
+        return Section(file=0, titles=titles, text="text" * 9, first_line=None, pages=pages)
+
+    sections = (
+        section(3, 3, "One"), section(3, 5, "One", "A"), section(5, 9, "One", "B"),
+        section(10, 11, "Two", "C"), section(11, 11, "Two", "D"),
+    )  # fmt: skip
+    file = SourceFile(name="a.pdf", path=None, kind="pdf", num_bytes=1, sha256="0")
+    document = Document(name="a.pdf", files=(file,), sections=sections)
+    counts = Counts(sections=(7, 4, 3, 2, 1), contents=0, estimated=False)
+    assert list(tree_lines(build_tree(document, counts), max_children=None)) == [
+        (17, "total"),
+        (17, "└─ a.pdf"),
+        (14, "   ├─ One (p. 3-9)"),
+        (4, "   │  ├─ A (p. 3-5)"),
+        (3, "   │  └─ B (p. 5-9)"),
+        (3, "   └─ Two (p. 10-11)"),
+        (2, "      ├─ C (p. 10-11)"),
+        (1, "      └─ D (p. 11)"),
+    ]
+    files: Any = counts_json(document, counts)["files"]
+    places = {s["titles"][-1]: (s["place"], s["tokens"]) for s in files[0]["sections"]}
+    assert places["One"] == ("p. 3", 7)  # its own text alone, both
 
 
 def test_many_children_are_summed_up() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tsdoc.ingest.document import Document, Section
@@ -37,15 +37,28 @@ class Counts:
 
 @dataclass(slots=True)
 class Node:
-    """A folder, a file, a heading or a section; `tokens` are its own and those below it."""
+    """A folder, a file, a heading or a section.
 
-    label: str
+    Attributes:
+        name: Its own.
+        tokens: Its own and those below it.
+        sections: Of a heading, those whose tokens these are.
+    """
+
+    name: str
     tokens: int = 0
+    sections: list[Section] = field(default_factory=list)
     children: dict[str, Node] = field(default_factory=dict)
 
-    def child(self, key: str, label: str) -> Node:
-        """Returns the child called `key`, made where it is missing."""
-        return self.children.setdefault(key, Node(label))
+    @property
+    def label(self) -> str:
+        """The name, and where all of it lies."""
+        where = place(self.sections)
+        return f"{self.name} ({where})" if where else self.name
+
+    def child(self, key: str, name: str) -> Node:
+        """Returns the child that is kept as `key`, made where it is missing."""
+        return self.children.setdefault(key, Node(name))
 
 
 def count_document(document: Document, count: CountTexts | None, *, tree_tokens: int) -> Counts:
@@ -110,7 +123,7 @@ def counts_json(document: Document, counts: Counts) -> dict[str, object]:
         sections = [
             {
                 "titles": list(document.sections[number].titles),
-                "place": place(document.sections[number]),
+                "place": place([document.sections[number]]),
                 "tokens": counts.sections[number],
             }
             for number in sorted(numbers, key=lambda n: -counts.sections[n])
@@ -126,17 +139,17 @@ def counts_json(document: Document, counts: Counts) -> dict[str, object]:
     }
 
 
-def place(section: Section) -> str:
-    """Returns where a section lies: "p. 3", "p. 3-9", "cell 2-5", "line 120"."""
-    begins = section.begins()
-    marks = section.pages or section.cells
-    if marks and marks[-1].number != marks[0].number:
-        return f"{begins}-{marks[-1].number}"
+def place(sections: Sequence[Section]) -> str:
+    """Returns where sections of one file lie: "p. 3", "p. 3-9", "cell 2-5", "line 120"."""
+    begins = next(filter(None, (section.begins() for section in sections)), "")
+    marks = [mark.number for section in sections for mark in section.pages or section.cells]
+    if marks and max(marks) != marks[0]:
+        return f"{begins}-{max(marks)}"
     return begins
 
 
 def _path(root: Node, document: Document, section: Section, key: str) -> Iterator[Node]:
-    """Yields the nodes a section counts into, below the root; `key` is that of the innermost."""
+    """Yields the nodes a section counts into, below the root; `key` is that of its own heading."""
     *folders, name = document.files[section.file].name.split("/")
     node = root
     for folder in folders:
@@ -144,13 +157,11 @@ def _path(root: Node, document: Document, section: Section, key: str) -> Iterato
         yield node
     node = node.child(name, name)
     yield node
-    for title in section.titles[:-1]:
-        node = node.child(title, title)
+    keys = [*section.titles[:-1], key]
+    for title, at in zip(section.titles, keys, strict=False):  # no titles, no heading
+        node = node.child(at, title)
+        node.sections.append(section)
         yield node
-    if section.titles:
-        where = place(section)
-        label = f"{section.titles[-1]} ({where})" if where else section.titles[-1]
-        yield node.child(key, label)
 
 
 def _branches(parent: Node, indent: str, max_children: int | None) -> Iterator[tuple[str, Node]]:
