@@ -98,6 +98,7 @@ class FakeSession:
             kv_bytes=2_000_000,
             free_disk_bytes=10**9,
             memory_bytes=10**8,
+            memory_tokens=100,
         )
 
     def prepare(self, *, must_keep: bool = False) -> SimpleNamespace:

@@ -137,7 +137,9 @@ def test_what_an_eviction_costs_is_known_once_the_machine_was_measured(
     cli: Cli, services: FakeServices, entries: list[str]
 ) -> None:
     (key,) = {e["model_key"] for e in cli("cache", "list", "--json").json()["entries"]}
-    Calibration(home=services.home(), model_key=key, device="cpu", threads=2).note(1000, 100.0, 1)
+    Calibration(home=services.home(), model_key=key, device="cpu", threads=2).note(
+        1000, 100.0, memory_bytes=1, prompt_tokens=1000
+    )
     listed = {e["entry_id"]: e["redo_s"] for e in cli("cache", "list", "--json").json()["entries"]}
     assert listed == {entries[0]: 110.0, entries[1]: 51.2}
     assert "110 s" in cli("cache", "list").stdout

@@ -37,11 +37,12 @@ def estimate(prefill_s: float | None) -> Estimate:
         kv_bytes=1_300_000_000,
         free_disk_bytes=40_000_000_000,
         memory_bytes=700_000_000 if prefill_s else None,
+        memory_tokens=100_000 if prefill_s else 0,
     )
 
 
 def test_a_measured_rate_is_known_to_the_next_process_for_this_model_and_device(home: Home) -> None:
-    calibration(home).note(4096, 40.96, 5_000)
+    calibration(home).note(4096, 40.96, memory_bytes=5_000, prompt_tokens=4096)
     known = calibration(home).read()
     assert known is not None
     assert (known.tokens_per_s, known.memory_bytes) == (100.0, 5_000)
@@ -52,37 +53,70 @@ def test_a_measured_rate_is_known_to_the_next_process_for_this_model_and_device(
 
 def test_a_rate_is_the_mean_of_the_last_and_what_was_known(home: Home) -> None:
     for seconds in (10.0, 20.0):
-        calibration(home).note(1000, seconds, 1)
+        calibration(home).note(1000, seconds, memory_bytes=1, prompt_tokens=1000)
     known = calibration(home).read()
     assert known is not None
     assert known.tokens_per_s == 75.0
 
 
+def test_memory_is_that_of_the_longest_prompt_that_was_kept_on_disk(home: Home) -> None:
+    def note(prompt_tokens: int, memory_bytes: int | None) -> tuple[int | None, int]:
+        calibration(home).note(1000, 1.0, memory_bytes=memory_bytes, prompt_tokens=prompt_tokens)
+        known = calibration(home).read()
+        assert known is not None
+        return known.memory_bytes, known.memory_tokens
+
+    assert note(9000, None) == (None, 0)
+    assert note(5000, 700) == (700, 5000)
+    assert note(1000, 300) == (700, 5000)
+    assert note(90_000, None) == (700, 5000)
+    assert note(5000, 600) == (600, 5000)
+    assert note(8000, 900) == (900, 8000)
+
+
+@pytest.mark.parametrize(
+    ("memory_tokens", "kept", "said"),
+    [(100_000, True, "up to"), (99_999, True, "at least"), (100_000, False, "at least")],
+)
+def test_memory_of_a_shorter_prompt_is_no_estimate_of_a_longer_one(
+    home: Home, memory_tokens: int, kept: bool, said: str
+) -> None:
+    reporter = Recorder()
+    reporter.start("prefill", 100_000, "tokens")
+    known = replace(estimate(1200.0), memory_tokens=memory_tokens)
+    with Forecast(known, calibration(home), reporter, kept=kept):
+        assert f", {said} 700.0 MB of memory" in reporter.notes[0]
+
+
 def test_a_few_tokens_say_nothing(home: Home) -> None:
-    calibration(home).note(100, 1.0, 1)
+    calibration(home).note(100, 1.0, memory_bytes=1, prompt_tokens=100)
     assert calibration(home).read() is None
     assert not home.root.exists()
 
 
 def test_the_file_does_not_grow_without_end(home: Home) -> None:
     for number in range(MAX_MEASURED + 5):
-        calibration(home, model_key=f"{number:032x}").note(1000, 1.0, 1)
+        calibration(home, model_key=f"{number:032x}").note(
+            1000, 1.0, memory_bytes=1, prompt_tokens=1000
+        )
     assert len(read_all(home)) == MAX_MEASURED
     assert calibration(home, model_key=f"{0:032x}").read() is None
 
 
 @pytest.mark.parametrize("damage", [b"", b"{}", b"nonsense", b"\xff" * 100])
 def test_a_damaged_file_is_as_if_nothing_were_known(home: Home, damage: bytes) -> None:
-    calibration(home).note(1000, 1.0, 1)
+    calibration(home).note(1000, 1.0, memory_bytes=1, prompt_tokens=1000)
     (home.root / "calibration.json").write_bytes(damage)
     assert calibration(home).read() is None
-    calibration(home).note(1000, 1.0, 1)
+    calibration(home).note(1000, 1.0, memory_bytes=1, prompt_tokens=1000)
     assert calibration(home).read() is not None
 
 
 def test_where_nothing_can_be_written_nothing_is_kept(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    calibration(Home(tmp_path / "file" / "home")).note(1000, 1.0, 1)
+    calibration(Home(tmp_path / "file" / "home")).note(
+        1000, 1.0, memory_bytes=1, prompt_tokens=1000
+    )
 
 
 def test_a_long_prefill_is_said_before_it_begins_and_compared_afterwards(home: Home) -> None:
@@ -94,7 +128,7 @@ def test_a_long_prefill_is_said_before_it_begins_and_compared_afterwards(home: H
         (before,) = reporter.notes
         forecast.advance(100_000)
     assert before.startswith("80,000 tokens to read: about 20 min at 67 tokens/s, 1.3 GB of disk")
-    end = "(40.0 GB still free), 700.0 MB of memory; Ctrl-C is safe; --section reads less"
+    end = "(40.0 GB still free), up to 700.0 MB of memory; Ctrl-C is safe; --section reads less"
     assert before.endswith(end)
     assert reporter.notes[1].startswith("read 80,000 tokens in 0 s (20 min estimated)")
     assert forecast.outcome is not None

@@ -77,9 +77,9 @@ def test_a_rate_that_cannot_be_written_is_left_out(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rate = Calibration(home=home, model_key="ab" * 16, device="cpu", threads=2)
-    rate.note(1000, 10.0, 1)
+    rate.note(1000, 10.0, memory_bytes=1, prompt_tokens=1000)
     make_read_only(monkeypatch, home.root)
-    rate.note(1000, 20.0, 1)
+    rate.note(1000, 20.0, memory_bytes=1, prompt_tokens=1000)
     known = rate.read()
     assert known is not None
     assert known.tokens_per_s == 100.0

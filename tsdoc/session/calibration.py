@@ -1,7 +1,8 @@
 """What this machine was measured to do: the next prefill's time and memory, known beforehand.
 
 `TSDOC_HOME/calibration.json` holds, per model key, device and number of threads, the rate of the
-last prefills and the memory they took. Whatever is wrong with it, it is as if nothing were known.
+last prefills and the memory that the longest took. Whatever is wrong with it, it is as if nothing
+were known.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ import math
 import os
 import threading
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
+from typing import TypeGuard
 
 from tsdoc.errors import ResourceError, StoreError
 from tsdoc.home import Home, private_dir
@@ -32,11 +34,14 @@ class Measured:
 
     Attributes:
         tokens_per_s: The mean of the last one and of what was known before it.
-        memory_bytes: Most memory that the process had for itself during the last one.
+        memory_bytes: Most memory that the process had for itself during the one of the longest
+            prompt, of those that kept K and V on disk; None while there was none.
+        memory_tokens: Length of that prompt.
     """
 
     tokens_per_s: float
-    memory_bytes: int
+    memory_bytes: int | None
+    memory_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,16 +83,32 @@ class Calibration:
         """Returns what was measured before; None where nothing was."""
         return read_all(self.home).get(self.name)
 
-    def note(self, num_tokens: int, seconds: float, memory_bytes: int) -> None:
-        """Takes the outcome of a prefill; what cannot be kept is not."""
+    def note(
+        self, num_tokens: int, seconds: float, *, memory_bytes: int | None, prompt_tokens: int
+    ) -> None:
+        """Takes the outcome of a prefill; what cannot be kept is not.
+
+        Args:
+            num_tokens: That were computed.
+            seconds: It took.
+            memory_bytes: Most memory of the process meanwhile; None where K and V were part of it.
+            prompt_tokens: Up to where the prompt was computed.
+        """
         if num_tokens < MIN_TOKENS or seconds <= 0:
             return
         known = read_all(self.home)
         before = known.pop(self.name, None)
         rate = num_tokens / seconds
+        measured = Measured(
+            tokens_per_s=rate,
+            memory_bytes=memory_bytes,
+            memory_tokens=0 if memory_bytes is None else prompt_tokens,
+        )
         if before is not None:
-            rate = (rate + before.tokens_per_s) / 2
-        known[self.name] = Measured(tokens_per_s=rate, memory_bytes=memory_bytes)
+            measured = replace(measured, tokens_per_s=(rate + before.tokens_per_s) / 2)
+            if before.memory_tokens > measured.memory_tokens:  # the longer one says more
+                measured = replace(before, tokens_per_s=measured.tokens_per_s)
+        known[self.name] = measured
         latest = list(known.items())[-MAX_MEASURED:]
         with contextlib.suppress(ResourceError, StoreError):
             private_dir(self.home.root)
@@ -124,9 +145,16 @@ def _parse(fields: object) -> Measured | None:
     rate, memory = fields.get("tokens_per_s"), fields.get("memory_bytes")
     if not isinstance(rate, int | float) or not math.isfinite(rate) or rate <= 0:
         return None
-    if not isinstance(memory, int) or not 0 <= memory < 1 << 60:
+    if memory is not None and not _is_count(memory):
         return None
-    return Measured(tokens_per_s=float(rate), memory_bytes=memory)
+    length = fields.get("memory_tokens", 0)  # older figures lack it, and any other replaces them
+    if not _is_count(length):
+        return None
+    return Measured(tokens_per_s=float(rate), memory_bytes=memory, memory_tokens=length)
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and 0 <= value < 1 << 60
 
 
 def _path(home: Home) -> Path:

@@ -101,7 +101,9 @@ class Forecast:
             disk = format_bytes(estimate.kv_bytes)
             parts.append(f"{disk} of disk ({format_bytes(free)} still free)")
         if estimate.memory_bytes is not None:
-            parts.append(f"{format_bytes(estimate.memory_bytes)} of memory")
+            shorter = self._kept and estimate.prompt_tokens <= estimate.memory_tokens
+            about = "up to" if shorter else "at least"
+            parts.append(f"{about} {format_bytes(estimate.memory_bytes)} of memory")
         keep = "Ctrl-C is safe" if self._kept else "nothing is kept"
         self._reporter.note(
             f"{estimate.prompt_tokens - self._end:,} tokens to read: about "
@@ -125,7 +127,12 @@ class Forecast:
         num_tokens = self._end - estimate.reused_tokens
         if self._warm is not None and self._end > self._warm[0]:
             tokens, seconds = self._end - self._warm[0], took_s - self._warm[1]
-            self._calibration.note(tokens, seconds, self._memory.peak_bytes)
+            self._calibration.note(
+                tokens,
+                seconds,
+                memory_bytes=self._memory.peak_bytes if self._kept else None,
+                prompt_tokens=self._end,
+            )
         if error is not None:
             return
         self.outcome = Outcome(prefill_s=took_s, memory_bytes=self._memory.peak_bytes)

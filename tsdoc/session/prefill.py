@@ -94,6 +94,7 @@ class Prefill:
             kv_bytes=num_tokens * self.bytes_per_token,
             free_disk_bytes=free_bytes(self.calibration.home.store),
             memory_bytes=measured.memory_bytes if measured is not None else None,
+            memory_tokens=measured.memory_tokens if measured is not None else 0,
         )
 
     def run(self, *, must_keep: bool = False) -> PromptKV:

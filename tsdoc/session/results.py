@@ -19,7 +19,9 @@ class Estimate:
         prefill_s: Seconds they will take, as measured before; None while nothing was.
         kv_bytes: Bytes of K and V that will be added to the store (or kept in memory without it).
         free_disk_bytes: What the store's disk has room for, besides what is reserved.
-        memory_bytes: Memory the process had for itself in a prefill before; None while unknown.
+        memory_bytes: Memory the process had for itself in the longest prefill before; None while
+            unknown.
+        memory_tokens: Length of that prompt; 0 while unknown.
         device: What will lie in a GPU's memory, once the weights do; None unless it is limited.
     """
 
@@ -30,6 +32,7 @@ class Estimate:
     kv_bytes: int
     free_disk_bytes: int
     memory_bytes: int | None
+    memory_tokens: int
     device: MemoryPlan | None = None
 
 
