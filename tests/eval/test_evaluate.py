@@ -237,6 +237,7 @@ def test_a_length_of_the_whole_document_needs_one(run_eval: Run) -> None:
     ("request_", "message"),
     [
         ({"out": Path("/nowhere/at/all.jsonl")}, "its directory does not exist"),
+        ({"out": Path("-")}, "results go into a file"),
         ({"lengths": (2000, WHOLE)}, "the whole document needs --source"),
         ({"backgrounds": ("document",)}, "a haystack of a document needs --source"),
     ],

@@ -137,6 +137,8 @@ def test_a_page_is_written_as_utf8(tmp_path: Path) -> None:
 
 
 def test_a_target_that_cannot_be_is_refused_before(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="standard output has the answer"):
+        check_target(Path("-"))
     with pytest.raises(UsageError, match="directory"):
         check_target(tmp_path)
     with pytest.raises(UsageError, match="does not exist"):

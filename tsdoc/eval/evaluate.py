@@ -269,8 +269,10 @@ def _check_request(request: EvalRequest) -> None:
     """Refuses, before a model is fetched, what could not be done with any.
 
     Raises:
-        UsageError: results go where no directory is, or there is no document and one is needed.
+        UsageError: results go to no file, or there is no document and one is needed.
     """
+    if request.out == Path("-"):
+        raise UsageError("results go into a file, which a later run goes on with", where="--out -")
     if request.out is not None and not request.out.parent.is_dir():
         raise UsageError("its directory does not exist", where=str(request.out))
     if request.sources:

@@ -79,9 +79,13 @@ def check_target(path: Path) -> None:
     """Checks, before long work, that a page can be written to `path`, and replaces nothing else.
 
     Raises:
-        UsageError: it is a directory, or lies in none; or a file that is no page of tsdoc's, such
-            as a source whose name was mistyped; or this user cannot write it.
+        UsageError: it is `-`, a directory, or lies in none; or a file that is no page of tsdoc's,
+            such as a source whose name was mistyped; or this user cannot write it.
     """
+    if path == Path("-"):
+        raise UsageError(
+            "an HTML page goes into a file, for standard output has the answer", where="-"
+        )
     if path.is_dir():
         raise UsageError("is a directory; an HTML page goes into a file", where=str(path))
     if not path.parent.is_dir():
