@@ -49,6 +49,28 @@ def test_passages_that_were_asked_for_go_to_stderr_in_a_pipe(
     assert services.sessions[0].explained == [2]
 
 
+def test_passages_that_were_asked_for_are_shown_though_it_is_quiet(
+    cli: Cli, services: FakeServices
+) -> None:
+    assert cli("ask", "a.txt", "Who?", "--evidence", "2", "--quiet").stderr.endswith(LISTED)
+    typed = cli(
+        "chat",
+        "a.txt",
+        "--quiet",
+        terminal=True,
+        piped_stdout=True,
+        stdin="Who?\n/evidence\n/quit\n",
+    )
+    assert "big.txt:1-2" in typed.stderr
+
+
+def test_a_page_alone_lists_no_passages_in_a_pipe(cli: Cli) -> None:
+    piped = cli("ask", "a.txt", "Who?", "--html", "why.html")
+    assert (piped.stdout, "big.txt:1-2" in piped.stderr) == (ANSWER, False)
+    both = cli("ask", "a.txt", "Who?", "--html", "why.html", "--evidence", "2")
+    assert LISTED in both.stderr
+
+
 @pytest.mark.parametrize("more", [["--evidence", "0"], ["--set", "evidence=0"]])
 def test_evidence_can_be_switched_off(cli: Cli, services: FakeServices, more: list[str]) -> None:
     assert cli("ask", "a.txt", "Who?", *more, terminal=True).stdout == ANSWER

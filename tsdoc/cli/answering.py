@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from tsdoc.cli.evidence import evidence_json, show_evidence
+from tsdoc.cli.evidence import WantedPassages, evidence_json, show_evidence
 from tsdoc.cli.options import Reading
 from tsdoc.cli.run import Run
 
@@ -46,7 +46,7 @@ def open_sources(
 
 
 def answer_all(
-    run: Run, session: Session, questions: Sequence[str], *, evidence: int = 0
+    run: Run, session: Session, questions: Sequence[str], *, wanted: WantedPassages
 ) -> list[Answer]:
     """Asks every question and streams its answer to stdout, unless JSON was asked for.
 
@@ -57,7 +57,7 @@ def answer_all(
         run: The command.
         session: On the sources.
         questions: One or more.
-        evidence: Passages to name below each answer, at most.
+        wanted: Passages to look for.
     """
     answers: list[Answer] = []
     for number, question in enumerate(questions):
@@ -65,12 +65,14 @@ def answer_all(
         show = _ignore if run.output.json else run.terminal.stream
         if not run.output.json:
             _separate(run, question, number, len(questions))
-        answer = session.ask(question, show, keep_queries=evidence > 0)
+        answer = session.ask(question, show, keep_queries=wanted.count > 0)
         if not run.output.json:
             run.terminal.line()
             run.terminal.flush()
-        if evidence:
-            answer = explain(run, session, answer, which, count=evidence)
+        if wanted.count:
+            answer = look(run, session, answer, count=wanted.count)
+            if answer.evidence is not None:
+                show_evidence(run, answer.evidence, which, listed=wanted.listed)
         answers.append(answer)
         read_s = session.prepare().times_s.get("prefill") if number == 0 else None
         report(run, answer, which, read_s=read_s)
@@ -83,14 +85,6 @@ def answer_all(
 def name_answer(number: int) -> str:
     """Says which of several answers a warning is about; `number` counts from 0."""
     return f"answer {number + 1}"
-
-
-def explain(run: Run, session: Session, answer: Answer, which: str, *, count: int) -> Answer:
-    """Finds and shows the passages that the model looked at for its last answer."""
-    answer = look(run, session, answer, count=count)
-    if answer.evidence is not None:
-        show_evidence(run, answer.evidence, which)
-    return answer
 
 
 def look(run: Run, answered: Session | Conversation, answer: Answer, *, count: int) -> Answer:

@@ -97,13 +97,13 @@ def ask(
         tuning, model=model, engine=engine, sampling=sampling, explaining=explaining
     )
     settings, page = resolved.settings, explaining.html
-    count = wanted_passages(run, resolved, html=page)
+    wanted = wanted_passages(run, resolved, html=page)
     if page is not None:
         check_target(Path(page))
     with open_sources(
         run, settings=settings, sources=request.sources, reading=reading, offline=model.offline
     ) as session:
-        answers = answer_all(run, session, request.questions, evidence=count)
+        answers = answer_all(run, session, request.questions, wanted=wanted)
         if page is not None:
             run.write_page(Path(page), answers_page(session, answers))
         if run.output.json:

@@ -140,7 +140,7 @@ class ChatLoop:
             self._run.interrupts.forgive()
             self._run.reporter.note("(stopped looking; /evidence looks again)")
         if self._run.output.json and (found := self._answers[-1].evidence) is not None:
-            show_evidence(self._run, found, self._which(len(self._answers) - 1))
+            show_evidence(self._run, found, self._which(len(self._answers) - 1), listed=False)
 
     def _answer(self, question: str) -> None:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tsdoc.cli.run import EVIDENCE, Run
@@ -23,8 +24,21 @@ UNITS = {
 }
 
 
-def wanted_passages(run: Run, resolved: ResolvedSettings, *, html: str | None) -> int:
-    """Returns how many passages to look for.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WantedPassages:
+    """Which passages are looked for, and what becomes of them.
+
+    Attributes:
+        count: Of each answer, at most.
+        listed: Whether they are listed below the answer, or go into JSON or a page alone.
+    """
+
+    count: int
+    listed: bool
+
+
+def wanted_passages(run: Run, resolved: ResolvedSettings, *, html: str | None) -> WantedPassages:
+    """Returns which passages to look for.
 
     A pipe gets the answer alone, so nothing is looked for unless somebody asked.
 
@@ -34,17 +48,20 @@ def wanted_passages(run: Run, resolved: ResolvedSettings, *, html: str | None) -
     count = resolved.settings.answer.evidence
     if html is not None and count == 0:
         raise UsageError("--html shows the passages, and no evidence is looked for")
-    asked = resolved.origins["answer.evidence"] == f"option {EVIDENCE}" or html is not None
-    return count if asked or run.output.json or run.terminal.answers_on_screen else 0
+    asked = resolved.origins["answer.evidence"] == f"option {EVIDENCE}"
+    listed = not run.output.json and (asked or run.terminal.answers_on_screen)
+    looked_for = asked or listed or run.output.json or html is not None
+    return WantedPassages(count=count if looked_for else 0, listed=listed)
 
 
-def show_evidence(run: Run, evidence: Evidence, which: str = "") -> None:
+def show_evidence(run: Run, evidence: Evidence, which: str = "", *, listed: bool = True) -> None:
     """Lists the passages: below the answer on a terminal, on stderr where stdout is a pipe.
 
     Args:
         run: The command.
         evidence: Of one answer.
         which: Says which answer, where there are several.
+        listed: Else it is only said when nothing stands out.
     """
     if not evidence.stands_out:
         run.reporter.gap()
@@ -54,16 +71,16 @@ def show_evidence(run: Run, evidence: Evidence, which: str = "") -> None:
             "no passage stands out: the model looked at nothing in particular",
             again=True,
         )
-    if run.output.json:
+    if not listed:
         return
     terminal = run.terminal
     width = terminal.columns if terminal.answers_on_screen else terminal.note_columns
     for line in evidence_lines(evidence, width=min(width or WIDTH, WIDTH)):
-        if run.terminal.answers_on_screen:
-            run.terminal.line(line)
+        if terminal.answers_on_screen:
+            terminal.line(line)
         else:
-            run.reporter.note(line)
-    run.terminal.flush()
+            terminal.say(line)  # somebody asked for it, so that --quiet is not about it
+    terminal.flush()
 
 
 def evidence_lines(evidence: Evidence, *, width: int) -> list[str]:
