@@ -84,6 +84,13 @@ def test_a_source_of_no_use_is_one_clear_error(
     assert "\n" not in str(caught.value)
 
 
+def test_a_name_that_is_too_long_is_said_once() -> None:
+    name = "z" * 300
+    with pytest.raises(InputError) as caught:
+        read(name)
+    assert str(caught.value) == f"{name}: cannot be read (File name too long)"
+
+
 def test_a_pipe_of_the_shells_gets_the_hint_of_a_named_one() -> None:
     reading, writing = os.pipe()
     try:

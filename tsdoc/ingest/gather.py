@@ -152,7 +152,9 @@ class _Collector:
             real = path.resolve(strict=True)
         except FileNotFoundError as error:
             raise InputError("no such file or folder", where=where) from error
-        except (OSError, RuntimeError, ValueError) as error:
+        except OSError as error:
+            raise InputError(f"cannot be read ({error.strerror})", where=where) from error
+        except (RuntimeError, ValueError) as error:
             raise InputError(f"cannot be read ({error})", where=where) from error
         if stat.S_ISDIR(mode):
             self._add_folder(real, where)
