@@ -43,6 +43,21 @@ def test_links_are_named_and_never_followed(tmp_path: Path) -> None:
     assert len(document.skipped) == 5
 
 
+@pytest.mark.parametrize("folder_first", [True, False])
+def test_a_link_that_is_a_source_itself_is_not_called_left_out(
+    tmp_path: Path, folder_first: bool
+) -> None:
+    outside = make_tree(tmp_path / "outside", {"said.md": "SAID\n", "other.md": "OTHER\n"})
+    root = make_tree(tmp_path / "r", {"a.md": "A\n"})
+    for name in ("said.md", "other.md"):
+        (root / f"to-{name}").symlink_to(outside / name)
+    sources = [root, root / "to-said.md"]
+    document = read(*(sources if folder_first else reversed(sources)))
+    prefix = "" if folder_first else "r/"
+    assert set(texts(document)) == {f"{prefix}a.md", "to-said.md"}
+    assert reasons(document) == {f"{prefix}to-other.md": "link"}
+
+
 def test_a_tracked_folder_that_became_a_link_is_not_entered(tmp_path: Path) -> None:
     outside = make_tree(tmp_path / "outside", {"f.txt": "SECRET\n"})
     root = make_tree(tmp_path / "r", {"d/f.txt": "ok\n", "a.txt": "a\n"}, git=True)

@@ -84,7 +84,7 @@ def gather(sources: Sequence[str], options: IngestOptions) -> Gathered:
     collector = _Collector(options)
     for source in sources:
         collector.add(source)
-    found = collector.found
+    found = collector.finish()
     found.warnings.extend(collector.patterns.unmatched())
     if options.pages is not None:
         found.warnings.extend(check_pages({item.name: item.kind for item in found.items}))
@@ -130,6 +130,14 @@ class _Collector:
         self.patterns = Patterns(options)
         self._names: set[str] = set()
         self._seen: set[str] = set()
+        self._named: set[str] = set()
+        self._links: list[tuple[SkippedFile, str]] = []
+
+    def finish(self) -> Gathered:
+        """Returns what was found; links to files that are sources themselves are not left out."""
+        read = [entry for entry, target in self._links if target in self._named]
+        self.found.skipped = [entry for entry in self.found.skipped if entry not in read]
+        return self.found
 
     def add(self, source: str) -> None:
         if source == "-":
@@ -192,6 +200,7 @@ class _Collector:
             self._skip(shown_name(base), EXCLUDED, _size(real))
             return
         self._seen.add(str(real))
+        self._named.add(str(real))
         with _open(real, where) as file:
             num_bytes = os.fstat(file.fileno()).st_size
             kind = _kind(base, file)
@@ -241,7 +250,8 @@ class _Collector:
         full = root / path
         try:
             if full.is_symlink() or not _stays_inside(full):
-                self._skip(name, "link", 0)
+                link = self._skip(name, "link", 0)
+                self._links.append((link, os.path.realpath(full)))
                 return
             mode = full.lstat().st_mode
             if not stat.S_ISREG(mode):
@@ -275,8 +285,9 @@ class _Collector:
         asked_for = self.patterns.includes(path)
         return why_left_out(path, head) if kind == "text" and not asked_for else None
 
-    def _skip(self, name: str, reason: str, num_bytes: int) -> None:
+    def _skip(self, name: str, reason: str, num_bytes: int) -> SkippedFile:
         self.found.skipped.append(SkippedFile(name=name, reason=reason, num_bytes=num_bytes))
+        return self.found.skipped[-1]
 
     def _warn_unreadable(self, name: str, message: str, num_bytes: int) -> None:
         self._skip(name, UNREADABLE, num_bytes)
