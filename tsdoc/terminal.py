@@ -24,6 +24,14 @@ def visible_line(text: str) -> str:
     return visible(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
+def escaped_json(text: str) -> str:
+    r"""Returns JSON with control characters, and lone surrogates, which UTF-8 lacks, as `\u202e`.
+
+    They stand in its strings alone, so that nothing of what it says is changed.
+    """
+    return _UNSAFE.sub(lambda m: f"\\u{ord(m.group()):04x}", text)
+
+
 def format_count(number: int, name: str, plural: str | None = None) -> str:
     """Returns "1 part" or "3 parts"; `plural` where it is no mere s."""
     return f"1 {name}" if number == 1 else f"{number:,} {plural or f'{name}s'}"

@@ -81,6 +81,9 @@ def test_json_is_valid_unicode(
     skipped = answer["skipped"] if command == "tokens" else answer["document"]["skipped"]
     names = [file["name"] for file in files]
     assert sorted(names) == sorted([*NAMES.values(), "legacy\\n\\u202e.txt"])
+    assert {file["path"] for file in files} == {
+        str(folder / name) for name in (*NAMES, "legacy\n\u202e.txt")
+    }
     assert [file["name"] for file in skipped] == ["image\\u202e\\n.png"]
     assert all(os.fsencode(name) == name.encode("utf-8") for name in names)
     assert answer["warnings"][0]["where"] == "legacy\\n\\u202e.txt"

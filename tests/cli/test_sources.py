@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 from tests.cli.conftest import Cli, FakeServices, make_document
+from tests.ingest.making import make_tree
 from tsdoc.cli.counting import (
     Counts,
     Node,
@@ -23,6 +25,8 @@ from tsdoc.ingest.document import (
     SkippedFile,
     SourceFile,
 )
+from tsdoc.ingest.options import IngestOptions
+from tsdoc.ingest.sources import read_sources
 from tsdoc.prompt.layout import prompt_text
 
 
@@ -73,6 +77,23 @@ def test_tokens_as_json(cli: Cli, services: FakeServices) -> None:
     assert total == value["tokens"]
     assert value["skipped"] == [{"name": "logo.png", "reason": "binary", "bytes": 2048}]
     assert value["warnings"][0]["code"] == "decoded_lossily"
+
+
+def test_files_of_one_name_are_told_apart_by_their_paths(
+    cli: Cli, services: FakeServices, tmp_path: Path
+) -> None:
+    for folder in ("a", "x/b", "y/b"):
+        make_tree(tmp_path / folder, {"f.txt": f"{folder}\n", "g.txt": "g\n"})
+    sources = [str(tmp_path / folder) for folder in ("a", "x/b", "y/b")]
+    services.document = read_sources(sources, IngestOptions())
+    listed = cli("tokens", *sources, "--json").json()["files"]
+    assert {file["name"]: file["path"] for file in listed if "f" in file["name"]} == {
+        "f.txt": f"{tmp_path}/a/f.txt",
+        "b/f.txt": f"{tmp_path}/x/b/f.txt",
+        "b (2)/f.txt": f"{tmp_path}/y/b/f.txt",
+    }
+    said = cli("tokens", *sources).stderr.splitlines()
+    assert said == [f"b (2) is {tmp_path}/y/b"]
 
 
 def test_sections_of_pages_tell_their_pages() -> None:

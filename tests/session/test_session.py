@@ -421,3 +421,16 @@ def test_generated_tokens_read_bfloat16_weights_unless_float32_was_asked_for(
     monkeypatch.setattr("tsdoc.kernels.devices.processor_line", lambda name: "")
     with start(engine={"device": "cpu", **engine}) as session:
         assert (session._engines.make(100).runner.steps is not None) is narrow
+
+
+def test_files_lie_where_they_were_found_though_equal_ones_were_read_before(
+    start: Start, document: Path, tmp_path: Path
+) -> None:
+    with start() as session:
+        assert session.document.files[0].path == document
+    moved = tmp_path / "elsewhere" / document.name
+    moved.parent.mkdir()
+    document.rename(moved)
+    with start(sources=[str(moved)]) as session:
+        assert session.document.files[0].path == moved
+        assert "tokenise" not in session.prepare().times_s

@@ -183,7 +183,13 @@ def document_json(document: Document) -> dict[str, object]:
     return {
         "name": document.name,
         "files": [
-            {"name": file.name, "kind": file.kind, "bytes": file.num_bytes, "sha256": file.sha256}
+            {
+                "name": file.name,
+                "path": None if file.path is None else str(file.path),
+                "kind": file.kind,
+                "bytes": file.num_bytes,
+                "sha256": file.sha256,
+            }
             for file in document.files
         ],
         "skipped": [

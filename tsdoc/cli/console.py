@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from tsdoc.cli.wrapping import GrowingText, word_wrapped
 from tsdoc.errors import ResourceError, TsdocError
-from tsdoc.terminal import visible, visible_line
+from tsdoc.terminal import escaped_json, visible, visible_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -98,9 +98,7 @@ class Terminal:
         """Writes one JSON object; escaped to ASCII where stdout is not UTF-8."""
         encoding = (getattr(self.stdout, "encoding", None) or "utf-8").lower().replace("-", "")
         text = json.dumps(value, ensure_ascii=encoding != "utf8", indent=2)
-        # Lone surrogates (undecodable file names) have no UTF-8 form: they stay JSON escapes.
-        text = "".join(f"\\u{ord(c):04x}" if "\ud800" <= c <= "\udfff" else c for c in text)
-        self._put(self.stdout, text + "\n")
+        self._put(self.stdout, escaped_json(text) + "\n")
 
     def table(self, columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> None:
         """Writes a table: as wide as the terminal at most, as wide as it needs elsewhere."""

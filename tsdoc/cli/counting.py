@@ -129,7 +129,8 @@ def counts_json(document: Document, counts: Counts) -> dict[str, object]:
             for number in sorted(numbers, key=lambda n: -counts.sections[n])
         ]
         total = sum(counts.sections[number] for number in numbers)
-        files.append({"name": file.name, "tokens": total, "sections": sections})
+        path = None if file.path is None else str(file.path)
+        files.append({"name": file.name, "path": path, "tokens": total, "sections": sections})
     files.sort(key=lambda entry: -int(str(entry["tokens"])))
     return {
         "tokens": counts.total,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -25,6 +26,7 @@ CHILDREN_SHOWN = 20
 LONG_TREE = 100  # lines; what does not fit is shown down to parts of that share:
 OPEN_FROM = 0.05
 SKIPPED_SHOWN = 20
+RENAMED_SHOWN = 20
 EMPTY_SHOWN = 3
 
 ShowAll = Annotated[
@@ -81,6 +83,7 @@ def tokens(
         run.answer({**counts_json(document, counts), "skipped": document_json(document)["skipped"]})
         return
     show_counts(run, document, counts, everything=show_all)
+    say_renamed(run, document)
     say_skipped(run, document)
 
 
@@ -138,6 +141,26 @@ def show_counts(run: Run, document: Document, counts: Counts, *, everything: boo
             f"{about}{counts.total:,} tokens in {files}; these are the biggest parts, "
             "--all shows every one"
         )
+
+
+def say_renamed(run: Run, document: Document) -> None:
+    """Says which files and folders have another name than on the disk: "b (2) is /home/me/c/b"."""
+    from tsdoc.ingest.gather import shown_name
+
+    renamed: dict[str, Path] = {}
+    for file in document.files:
+        if file.path is None:
+            continue
+        name, path = file.name.split("/"), file.path
+        while name and name[-1] == shown_name(path.name):
+            name, path = name[:-1], path.parent
+        if name:
+            renamed["/".join(name)] = path
+    for shown, path in list(renamed.items())[:RENAMED_SHOWN]:
+        run.reporter.note(f"{shown} is {path}")
+    if len(renamed) > RENAMED_SHOWN:
+        more = len(renamed) - RENAMED_SHOWN
+        run.reporter.note(f"{more:,} more have other names; --json has all paths")
 
 
 def say_skipped(run: Run, document: Document) -> None:

@@ -54,11 +54,13 @@ class SourceFingerprint:
         digest: Hex digest over reader version, options, and name and content hash of every file,
             with what was left out and why; the order does not matter.
         names: Names of the files in the order they would be read in.
+        paths: Where these lie, None for standard input; the digest does not depend on it.
         num_bytes: Bytes that were hashed.
     """
 
     digest: str
     names: tuple[str, ...]
+    paths: tuple[Path | None, ...]
     num_bytes: int
 
 
@@ -123,8 +125,12 @@ def fingerprint_sources(sources: Sequence[str], options: IngestOptions) -> Sourc
         parts.append([item.name, item.kind, content])
     for part in sorted(parts):
         _feed(digest, part)
-    names = tuple(item.name for item in gathered.items)
-    return SourceFingerprint(digest=digest.hexdigest(), names=names, num_bytes=num_bytes)
+    return SourceFingerprint(
+        digest=digest.hexdigest(),
+        names=tuple(item.name for item in gathered.items),
+        paths=tuple(item.path for item in gathered.items),
+        num_bytes=num_bytes,
+    )
 
 
 def check_complete(document: Document) -> None:

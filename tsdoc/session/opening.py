@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tsdoc.errors import ResourceError, StoreError
 from tsdoc.home import Home
 from tsdoc.ingest.document import Document
 from tsdoc.ingest.options import IngestOptions
-from tsdoc.ingest.sources import check_complete, fingerprint_sources, read_sources
+from tsdoc.ingest.sources import (
+    SourceFingerprint,
+    check_complete,
+    fingerprint_sources,
+    read_sources,
+)
 from tsdoc.kernels.devices import device_bytes
 from tsdoc.models.locate import LocatedModel, locate_model
 from tsdoc.models.search import real_access
@@ -93,7 +98,7 @@ def open_session(
         unchanged = fingerprint_sources(sources, ingest).digest == fingerprint.digest
         if settings.store.enabled and unchanged:
             _save(home, key, record, reporter)
-    document, prompt = record.document, record.prompt
+    document, prompt = _locate_files(record.document, fingerprint), record.prompt
     _say_order(document, fingerprint.names, reporter)
     for warning in document.warnings:
         reporter.warn(warning.code, warning.where, warning.message)
@@ -141,6 +146,13 @@ def _read(
     reporter.finish()
     times["tokenise"] = time.perf_counter() - begun
     return SourceRecord(document=document, prompt=prompt)
+
+
+def _locate_files(document: Document, fingerprint: SourceFingerprint) -> Document:
+    """Returns a document whose files lie where they do now; equal ones were read before, maybe."""
+    paths = dict(zip(fingerprint.names, fingerprint.paths, strict=True))
+    files = tuple(replace(file, path=paths.get(file.name)) for file in document.files)
+    return replace(document, files=files)
 
 
 def _say_order(document: Document, asked: Sequence[str], reporter: Reporter) -> None:
