@@ -127,9 +127,18 @@ def test_help_into_a_closed_pipe_is_silent(tmp_path: Path) -> None:
     assert (done.stderr, done.returncode in (0, 141)) == ("", True)
 
 
-def test_closed_streams_are_no_error(tmp_path: Path) -> None:
-    done = shell("tsdoc config show >&- 2>&-", cwd=tmp_path)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+@pytest.mark.parametrize("command", ["config show", "config show --json", "--version"])
+def test_an_answer_that_cannot_be_written_is_an_error(tmp_path: Path, command: str) -> None:
+    done = shell(f"tsdoc {command} >&-", cwd=tmp_path)
+    assert done.returncode == 6
+    said = "tsdoc: stdout: the output cannot be written (Bad file descriptor)\n"
+    assert done.stderr.endswith(said)
+    assert shell(f"tsdoc {command} >&- 2>&-", cwd=tmp_path).returncode == 6
+
+
+def test_notes_that_cannot_be_written_are_no_error(tmp_path: Path) -> None:
+    done = shell("tsdoc config show 2>&-", cwd=tmp_path)
+    assert (done.returncode, "answer.seed" in done.stdout, done.stderr) == (0, True, "")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")

@@ -7,6 +7,7 @@ end; any other failure to write is a `ResourceError`.
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -210,15 +211,23 @@ def _silence(stream: TextIO) -> None:
     os.close(nowhere)
 
 
-def standard_terminal() -> Terminal:
-    """Returns the process's own streams; one that was closed at the start reads or writes nothing.
+class _ClosedStream(io.StringIO):
+    """Standard output of a process that was started without one."""
 
-    A closed stream is None in Python. The replacement stays open for the life of the process.
+    def write(self, text: str, /) -> int:
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+
+
+def standard_terminal() -> Terminal:
+    """Returns the process's own streams; one that was closed at the start is None in Python.
+
+    Then stdin is at its end, notes are lost, and an answer cannot be written. A replacement stays
+    open for the life of the process.
     """
     nowhere = Path(os.devnull)
     return Terminal(
         stdin=sys.stdin or nowhere.open(encoding="utf-8"),
-        stdout=sys.stdout or nowhere.open("w", encoding="utf-8"),
+        stdout=sys.stdout or _ClosedStream(),
         stderr=sys.stderr or nowhere.open("w", encoding="utf-8"),
     )
 
