@@ -122,7 +122,7 @@ class Repairer:
             key = ModelKey(**info.model)
         except TypeError as error:
             raise StoreError("what it was computed with is lost") from error
-        if key.digest != info.model_key or entry_id(key, ids) != info.entry_id:
+        if key.digest != info.model_key or entry_id(key.digest, ids) != info.entry_id:
             raise StoreError("what it was computed with is lost")
         model = self._find_model(key, str(info.meta.get("model", "")))
         return Prefill(

@@ -13,7 +13,7 @@ from typing import Any
 from tsdoc.errors import StoreError
 from tsdoc.home import private_dir
 from tsdoc.store.entry import Entry
-from tsdoc.store.eviction import delete, make_room, tidy
+from tsdoc.store.eviction import choose, delete, delete_all, tidy, warn_of_loose
 from tsdoc.store.files import delete_dir, fsync_dir, store_error, write_json
 from tsdoc.store.journal import least_bytes
 from tsdoc.store.key import KVShape
@@ -64,11 +64,10 @@ class Beginning:
         locks = self._claim()
         try:
             with self.root.changing():
-                lookup = Lookup(self.root, self.directory)
-                plan = lookup.plan(self.prompt)
+                plan = Lookup(self.root, self.directory).plan(self.prompt)
                 if not plan.complete:
                     plan = self._prepare(plan)
-            return self._open(lookup, plan, locks)
+            return self._open(plan, locks)
         except BaseException:
             try:
                 self._abandon()
@@ -162,6 +161,7 @@ class Beginning:
             name=self.name,
             start=plan.reused,
             end=len(prompt.ids),
+            capacity=len(prompt.ids) - plan.reused,
             shape=self.shape,
             chunk_size=prompt.key.chunk_size,
             prefill_block=self.prefill_block,
@@ -187,9 +187,13 @@ class Beginning:
             touched.add(entry.directory.parent.parent)
             self._evicted(entry)
 
-        make_room(state, target, keep={self.prompt.entry_id}, on_delete=on_delete)
+        mine = {(self.prompt.key.digest, self.prompt.entry_id)}
+        chosen, _ = choose(state, target, keep={self.prompt.entry_id}, mine=mine)
+        delete_all(chosen, on_delete, mine=mine)
         for directory in touched:
-            tidy(directory)
+            tidy(directory, mine=mine)
+        if chosen:
+            warn_of_loose(survey(touched).segments, self.root.warn)
 
     def _evicted(self, entry: EntryUse) -> None:
         if entry.manifest is not None and entry.status != "stale":  # a loss
@@ -214,7 +218,8 @@ class Beginning:
             directory=directory, info=info, journal=load_journal(directory, info), reserved=False
         )
 
-    def _open(self, lookup: Lookup, plan: Plan, locks: list[Lock]) -> Writer:
+    def _open(self, plan: Plan, locks: list[Lock]) -> Writer:
+        lookup = Lookup(self.root, self.directory)  # what there is now: parents may have been cut
         own = OwnSegment(plan.own.directory) if plan.own is not None else None
         try:
             segments = []

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import json
 import os
 import re
 import secrets
 import stat
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,8 @@ from tsdoc.terminal import format_bytes
 
 JSON_LIMIT = 4 << 20
 """Largest JSON file that is read, in bytes."""
+
+PUNCH_HOLE = 3  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
 
 HEX_NAME = re.compile(r"[0-9a-f]{32}")
 _TEMP_NAME = re.compile(r"\.tmp-[0-9a-f]{16}")
@@ -218,6 +222,25 @@ def reserve(fd: int, num_bytes: int, path: Path) -> None:
             hint=MORE_SPACE,
         ) from error
     os.fsync(fd)
+
+
+def release(fd: int, offset: int, num_bytes: int) -> None:
+    """Gives the disk back what holds these bytes of a file, which are zeros then.
+
+    Where the file system cannot do that, zeros are written.
+
+    Raises:
+        OSError: nor can they.
+    """
+    if sys.platform == "linux":
+        fallocate = ctypes.CDLL(None).fallocate
+        fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+        if fallocate(fd, PUNCH_HOLE, offset, num_bytes) == 0:
+            return
+    zeros = bytes(1 << 20)
+    end = offset + num_bytes
+    while offset < end:
+        offset += os.pwrite(fd, zeros[: end - offset], offset)
 
 
 def _allocate(fd: int, num_bytes: int) -> None:

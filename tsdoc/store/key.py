@@ -125,9 +125,9 @@ def chunk_hashes(key: ModelKey, ids: Ids) -> Hashes:
     return np.frombuffer(bytes(digests), dtype="<u8").reshape(-1, 2)
 
 
-def entry_id(key: ModelKey, ids: Ids) -> str:
-    """Returns the name of the entry that holds exactly these ids: 32 hex digits."""
-    state = xxhash.xxh3_128(key.digest.encode())
+def entry_id(digest: str, ids: Ids) -> str:
+    """Returns the name of the entry that holds exactly these ids under a model key's digest."""
+    state = xxhash.xxh3_128(digest.encode())
     state.update(len(ids).to_bytes(8, "little"))
     state.update(ids.data.cast("B"))
     return state.hexdigest()

@@ -29,7 +29,9 @@ class Prompt:
 
 def make_prompt(key: ModelKey, ids: Ids) -> Prompt:
     """Computes the hashes of `ids` once for several lookups."""
-    return Prompt(key=key, ids=ids, hashes=chunk_hashes(key, ids), entry_id=entry_id(key, ids))
+    return Prompt(
+        key=key, ids=ids, hashes=chunk_hashes(key, ids), entry_id=entry_id(key.digest, ids)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,7 +60,7 @@ class OwnSegment:
         self._journal = open_file(directory / "journal.bin", os.O_RDWR | os.O_CREAT)
         header = journal_header(info.segment_id)
         if os.fstat(self._journal).st_size < len(header):
-            _append(self._journal, 0, header)
+            append(self._journal, 0, header)
         os.ftruncate(self._journal, files.journal.valid_bytes)  # a torn tail
         fsync_dir(directory)
         self.segment = Segment(files, writable=True)
@@ -83,7 +83,7 @@ class OwnSegment:
             checksums = _hash_pages(segment, pages)
             record = journal_record(segment.info.segment_id, start, end, checksums)
             segment.flush()
-            _append(self._journal, journal.valid_bytes, record)
+            append(self._journal, journal.valid_bytes, record)
         except OSError as error:
             raise store_error(error, segment.directory, "saving KV pages") from error
         journal.valid_bytes += len(record)
@@ -110,7 +110,12 @@ def _hash_pages(segment: Segment, pages: slice) -> npt.NDArray[np.uint64]:
     return np.array(layers, dtype=np.uint64)
 
 
-def _append(fd: int, offset: int, data: bytes) -> None:
+def append(fd: int, offset: int, data: bytes) -> None:
+    """Writes to the end of a file, at `offset`, durably or not at all.
+
+    Raises:
+        OSError: for the caller to map.
+    """
     rest = memoryview(data)
     try:
         while rest:

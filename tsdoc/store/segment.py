@@ -40,7 +40,8 @@ class SegmentInfo:
         model_key: Digest of the model key.
         name: Shown to the user, for a segment whose manifest was lost.
         start: First position it holds.
-        end: One past its last; `end - start` tokens are reserved.
+        end: One past its last.
+        capacity: Tokens that kv.bin has places for; more than `end - start` where it was cut.
         parts: The chain that covers [0, start).
         prefill_block: Block size of the run that began it (informative).
         created: Seconds since the epoch.
@@ -52,6 +53,7 @@ class SegmentInfo:
     name: str
     start: int
     end: int
+    capacity: int
     shape: KVShape
     chunk_size: int
     prefill_block: int
@@ -61,13 +63,18 @@ class SegmentInfo:
     @property
     def region_bytes(self) -> int:
         """Bytes of one layer's rows, rounded up so that the next region is page-aligned."""
-        data = (self.end - self.start) * self.shape.row_bytes
+        data = self.capacity * self.shape.row_bytes
         return -(-data // ALIGNMENT) * ALIGNMENT
 
     @property
     def kv_bytes(self) -> int:
         """Exact size of kv.bin."""
         return self.shape.num_layers * self.region_bytes
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether it held more once; see `tsdoc.store.cutting`."""
+        return self.end - self.start < self.capacity
 
     def place(self, layer: int, first: int, last: int) -> tuple[int, int]:
         """Offset and size, in bytes, of the rows of positions [first, last) in kv.bin."""
@@ -78,13 +85,15 @@ class SegmentInfo:
     def to_json(self) -> dict[str, Any]:
         """Returns the payload of segment.json."""
         shape = self.shape
+        cut = {"end": self.end} if self.is_cut else {}
         return {
+            **cut,
             "segment_id": self.segment_id,
             "entry_id": self.entry_id,
             "model_key": self.model_key,
             "name": self.name,
             "start": self.start,
-            "capacity": self.end - self.start,
+            "capacity": self.capacity,
             "num_layers": shape.num_layers,
             "num_kv_heads": shape.num_kv_heads,
             "head_dim": shape.head_dim,
@@ -108,6 +117,8 @@ def read_info(directory: Path) -> SegmentInfo:
     payload = read_json(path, "segment")
     try:
         start = take_int(payload, "start", 0, _MAX_TOKENS)
+        capacity = take_int(payload, "capacity", 1, _MAX_TOKENS - start)
+        last = start + capacity
         shape = KVShape(
             num_layers=take_int(payload, "num_layers", 1, 4096),
             num_kv_heads=take_int(payload, "num_kv_heads", 1, 4096),
@@ -120,7 +131,8 @@ def read_info(directory: Path) -> SegmentInfo:
             model_key=take_str(payload, "model_key"),
             name=take_str(payload, "name"),
             start=start,
-            end=start + take_int(payload, "capacity", 1, _MAX_TOKENS - start),
+            end=take_int(payload, "end", start + 1, last) if "end" in payload else last,
+            capacity=capacity,
             shape=shape,
             chunk_size=take_int(payload, "chunk_size", 1, _MAX_TOKENS),
             prefill_block=take_int(payload, "prefill_block", 1, _MAX_TOKENS),
@@ -187,8 +199,8 @@ def load_journal(directory: Path, info: SegmentInfo) -> Journal:
     """
     path = directory / "journal.bin"
     num_layers = info.shape.num_layers
-    num_pages = page_count(info.start, info.end)
-    # Repairs append, so a journal may be longer than one record per page; not without end.
+    num_pages = page_count(info.start, info.start + info.capacity)
+    # Repairs and cuts append, so a journal may be longer than a record per page; not without end.
     limit = 4096 + 8 * (6 * num_pages + num_layers * num_pages) * 16
     if not path.exists():
         return empty_journal(info.start, info.end, num_layers)

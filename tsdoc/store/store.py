@@ -16,7 +16,7 @@ from tsdoc.errors import CorruptPageError, StoreError, StoreFormatError
 from tsdoc.home import free_bytes
 from tsdoc.store.begin import Beginning, OnWait
 from tsdoc.store.entry import Entry
-from tsdoc.store.eviction import delete, make_room, tidy
+from tsdoc.store.eviction import choose, delete, delete_all, tidy, warn_of_loose
 from tsdoc.store.key import PAGE_SIZE, Ids, KVShape, ModelKey, as_ids
 from tsdoc.store.listing import EntryInfo, describe, read_model
 from tsdoc.store.lookup import Lookup, make_prompt
@@ -265,7 +265,8 @@ class Store:
             state = survey(self._root.key_dirs())
             described = {id(e): describe(e, {}) for e in state.entries}
             target = self._budget(state.num_bytes) if max_bytes is None else max_bytes
-            make_room(state, target, keep=keep, on_delete=note)
+            chosen, _ = choose(state, target, keep=keep)
+            delete_all(chosen, note)
         return gone
 
     @contextlib.contextmanager
@@ -274,6 +275,7 @@ class Store:
             yield
             for directory in self._root.key_dirs():
                 tidy(directory)
+            warn_of_loose(survey(self._root.key_dirs()).segments, self._root.warn)
 
     def list(self) -> list[EntryInfo]:
         """Returns what is in the store, last used first."""

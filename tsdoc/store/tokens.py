@@ -45,16 +45,13 @@ class TokensHeader:
     """The beginning of tokens.bin.
 
     Attributes:
+        num_tokens: Number of ids that the segment holds.
         hashes: Rolling hash after every whole chunk, [num_tokens // chunk_size, 2].
     """
 
     peek: TokensPeek
+    num_tokens: int
     hashes: Hashes
-
-    @property
-    def num_tokens(self) -> int:
-        """Number of ids."""
-        return self.peek.num_tokens
 
 
 def tokens_bytes(num_tokens: int, chunk_size: int) -> int:
@@ -125,22 +122,27 @@ def read_header(
 ) -> TokensHeader:
     """Reads header and chunk hashes, and checks them against what segment.json says.
 
+    The file may hold more: the segment was cut, and what did it was killed before it came to this.
+
     Raises:
         DamagedStoreError: missing, of the wrong size, damaged, or of another segment.
     """
     peek = peek_tokens(directory)
-    if (peek.entry_id, peek.num_tokens, peek.chunk_size) != (entry_id, num_tokens, chunk_size):
+    is_longer = peek.num_tokens > num_tokens
+    fits = is_longer or (peek.entry_id, peek.num_tokens) == (entry_id, num_tokens)
+    if not fits or peek.chunk_size != chunk_size:
         raise DamagedStoreError("does not fit segment.json", where=str(peek.path))
-    total = tokens_bytes(num_tokens, chunk_size)
+    total = tokens_bytes(peek.num_tokens, chunk_size)
     body = _read(peek.path, 8 * _WORDS, peek.ids_offset - 8 * _WORDS, total=total)
     if xxhash.xxh3_64_intdigest(body) != peek.hashes_digest:
         raise DamagedStoreError("does not match its checksum", where=str(peek.path))
-    return TokensHeader(peek=peek, hashes=np.frombuffer(body, dtype="<u8").reshape(-1, 2))
+    hashes = np.frombuffer(body, dtype="<u8").reshape(-1, 2)[: num_tokens // chunk_size]
+    return TokensHeader(peek=peek, num_tokens=num_tokens, hashes=hashes)
 
 
 def read_ids(header: TokensHeader) -> Ids:
-    """Reads all token ids, int32 [num_tokens]; see `read_all_ids`."""
-    return read_all_ids(header.peek)
+    """Reads the segment's token ids, int32 [num_tokens]; see `read_all_ids`."""
+    return read_all_ids(header.peek)[: header.num_tokens]
 
 
 def read_all_ids(peek: TokensPeek) -> Ids:
