@@ -96,7 +96,7 @@ class ResourceError(TsdocError):
 
 
 class DiskFullError(ResourceError):
-    """The disk has no room for what is to be kept; it may go on in memory."""
+    """The disk, or the store's budget, has no room for what is to be kept; memory may have."""
 
 
 class RankError(TsdocError):

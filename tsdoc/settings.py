@@ -201,7 +201,7 @@ class AnswerSettings(_Group):
 
 
 class StoreSettings(_Group):
-    """The KV store; `max_bytes` None means min(50 GB, 20 % of the free disk)."""
+    """The KV store; `max_bytes`: see `tsdoc.store.room.Budget`."""
 
     enabled: bool = True
     max_bytes: Size | None = None

@@ -197,6 +197,19 @@ def test_a_full_disk_is_a_warning_while_memory_suffices(
     assert not [p for p in files_below(home.store) if p.name == "kv.bin" and p.stat().st_size]
 
 
+def test_a_document_beyond_the_budget_is_answered_from_memory(start: Start, home: Home) -> None:
+    kept = ask(start(store={"enabled": False}))
+    reporter = Recorder()
+    answer = ask(start(reporter, store={"max_bytes": 1000}))
+    assert answer.text == kept.text
+    ((code, _, message),) = reporter.warnings
+    assert code == "not_kept"
+    assert "store.max_bytes allows 1.0 kB; going on in memory, nothing is kept" in message
+    with pytest.raises(ResourceError, match=r"store\.max_bytes"):
+        start(store={"max_bytes": 1000}).prepare(must_keep=True)
+    assert not [p for p in files_below(home.store) if p.name == "kv.bin"]
+
+
 def test_a_device_without_room_is_said_at_once(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:

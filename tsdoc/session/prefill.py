@@ -15,7 +15,7 @@ from tsdoc.errors import (
     StoreError,
     TsdocError,
 )
-from tsdoc.home import free_bytes
+from tsdoc.home import MORE_SPACE, free_bytes
 from tsdoc.kernels.kv import KVPiece
 from tsdoc.kernels.shared_kv import make_piece
 from tsdoc.progress import Reporter
@@ -297,10 +297,11 @@ class Prefill:
         if self.calibration.device != "cpu":
             return
         less = f" ({self.narrowing})" if self.narrowing else ""
+        room = cause.hint if cause is not None and cause.hint else MORE_SPACE
         check_kv_memory(
             len(self.ids),
             self.shape,
             "cpu",
-            hint=f"Free some space, point TSDOC_HOME to a larger disk, or read less{less}.",
+            hint=f"{room} Or read less{less}.",
             cause=cause,
         )

@@ -13,8 +13,8 @@ from typing import Any
 from tsdoc.errors import StoreError
 from tsdoc.home import private_dir
 from tsdoc.store.entry import Entry
-from tsdoc.store.eviction import choose, delete, delete_all, tidy, warn_of_loose
-from tsdoc.store.files import delete_dir, fsync_dir, store_error, write_json
+from tsdoc.store.eviction import delete, tidy
+from tsdoc.store.files import delete_dir, fsync_dir, own_dir, store_error, write_json
 from tsdoc.store.journal import least_bytes
 from tsdoc.store.key import KVShape
 from tsdoc.store.locks import Lock, lock_exclusive, lock_shared
@@ -22,9 +22,10 @@ from tsdoc.store.lookup import Lookup, Plan, Prompt
 from tsdoc.store.manifest import ENTRY_FILES, Manifest, Part
 from tsdoc.store.owned import OwnSegment
 from tsdoc.store.pages import Segment
+from tsdoc.store.room import Budget, make_room
 from tsdoc.store.root import StoreRoot
 from tsdoc.store.segment import SEGMENT_FILES, SegmentFiles, SegmentInfo, load_journal
-from tsdoc.store.survey import EntryUse, is_blank, survey
+from tsdoc.store.survey import is_blank, survey
 from tsdoc.store.tokens import tokens_bytes, write_tokens
 from tsdoc.store.writer import Writer
 
@@ -37,7 +38,7 @@ class Beginning:
     """A request to compute a prompt.
 
     Attributes:
-        budget: Returns the bytes that the store may hold, from those it holds.
+        budget: What the store may hold.
     """
 
     root: StoreRoot
@@ -46,7 +47,7 @@ class Beginning:
     prefill_block: int
     name: str
     meta: Mapping[str, Any]
-    budget: Callable[[int], int]
+    budget: Budget
     on_wait: OnWait | None
 
     @property
@@ -171,34 +172,14 @@ class Beginning:
 
     def _clear_space(self, info: SegmentInfo | None) -> None:
         """Deletes what this entry replaces, and old entries where the budget demands it."""
-        state = survey(self.root.key_dirs())
-        for entry in state.entries:
-            here = entry.model_key == self.prompt.key.digest
+        for entry in survey([self.directory]).entries:
             replaced = entry.entry_id == self.prompt.entry_id or entry.problem
-            if here and entry.status == "orphan" and replaced:
+            if entry.status == "orphan" and replaced:
                 with contextlib.suppress(StoreError):
                     delete(entry)
-                    state = survey(self.root.key_dirs())
         new_bytes = _segment_bytes(info) if info is not None else 0
-        target = self.budget(state.num_bytes) - new_bytes
-        touched = {self.directory}
-
-        def on_delete(entry: EntryUse) -> None:
-            touched.add(entry.directory.parent.parent)
-            self._evicted(entry)
-
-        mine = {(self.prompt.key.digest, self.prompt.entry_id)}
-        chosen, _ = choose(state, target, keep={self.prompt.entry_id}, mine=mine)
-        delete_all(chosen, on_delete, mine=mine)
-        for directory in touched:
-            tidy(directory, mine=mine)
-        if chosen:
-            warn_of_loose(survey(touched).segments, self.root.warn)
-
-    def _evicted(self, entry: EntryUse) -> None:
-        if entry.manifest is not None and entry.status != "stale":  # a loss
-            message = f"{entry.manifest.name} was evicted to keep the store within its budget"
-            self.root.warn("evicted", str(entry.directory), message)
+        user = (self.prompt.key.digest, self.prompt.entry_id)
+        make_room(self.root, self.budget, user, self.name, new_bytes)
 
     def _create_segment(self, info: SegmentInfo) -> SegmentFiles:
         directory = private_dir(self.directory / "segments") / info.segment_id
@@ -276,7 +257,8 @@ class Beginning:
             if manifest is not None and not manifest.complete:
                 directory = self.directory / "segments" / manifest.parts[-1].segment_id
                 if is_blank(directory):
-                    delete_dir(directory, SEGMENT_FILES)
+                    if own_dir(directory):  # not where there was no room for it
+                        delete_dir(directory, SEGMENT_FILES)
                     delete_dir(self.entry_dir, ENTRY_FILES)
             tidy(self.directory)
 

@@ -215,13 +215,17 @@ def reserve(fd: int, num_bytes: int, path: Path) -> None:
         if error.errno not in FULL:
             raise
         os.ftruncate(fd, 0)
-        raise DiskFullError(
-            f"the KV pages need {format_bytes(num_bytes)} of disk and "
-            f"{format_bytes(free)} are free",
-            where=str(path),
-            hint=MORE_SPACE,
-        ) from error
+        raise no_room(path, num_bytes, free) from error
     os.fsync(fd)
+
+
+def no_room(path: Path, num_bytes: int, free: int) -> DiskFullError:
+    """The error that the user sees where the disk of `path` cannot take K and V."""
+    return DiskFullError(
+        f"the KV pages need {format_bytes(num_bytes)} of disk and {format_bytes(free)} are free",
+        where=str(path),
+        hint=MORE_SPACE,
+    )
 
 
 def release(fd: int, offset: int, num_bytes: int) -> None:

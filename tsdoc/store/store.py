@@ -13,7 +13,6 @@ from typing import Any
 import numpy.typing as npt
 
 from tsdoc.errors import CorruptPageError, StoreError, StoreFormatError
-from tsdoc.home import free_bytes
 from tsdoc.store.begin import Beginning, OnWait
 from tsdoc.store.entry import Entry
 from tsdoc.store.eviction import choose, delete, delete_all, tidy, warn_of_loose
@@ -22,12 +21,11 @@ from tsdoc.store.listing import EntryInfo, describe, read_model
 from tsdoc.store.lookup import Lookup, make_prompt
 from tsdoc.store.opening import find_ids, open_entry
 from tsdoc.store.repair import Holder, Repair
+from tsdoc.store.room import Budget
 from tsdoc.store.root import StoreRoot, Warn
 from tsdoc.store.survey import EntryUse, survey
 from tsdoc.store.writer import Writer
 
-DEFAULT_BYTES = 50_000_000_000
-DEFAULT_RATIO = 0.2
 _META_LIMIT = 1 << 20
 
 
@@ -51,7 +49,7 @@ class Store:
 
     Args:
         root: `Home.store`; it is created when something is first written.
-        max_bytes: Budget; None is min(50 GB, 20 % of what the disk has free or the store holds).
+        max_bytes: See `Budget`.
         on_warning: Receives (code, where, message) for files that are passed over because they
             are damaged or of another format, and for evictions.
     """
@@ -60,7 +58,7 @@ class Store:
         self, root: Path, *, max_bytes: int | None = None, on_warning: Warn | None = None
     ) -> None:
         self._root = StoreRoot(root, _ignore if on_warning is None else on_warning)
-        self._max_bytes = max_bytes
+        self._budget = Budget(path=root, max_bytes=max_bytes)
 
     def find(self, key: ModelKey, ids: npt.ArrayLike) -> Match:
         """Tells how much of a prompt can be reused, without opening or changing anything.
@@ -105,7 +103,7 @@ class Store:
             on_wait: Called about once a second while another process computes this prompt.
 
         Raises:
-            DiskFullError: the disk has no room; the message has the numbers.
+            DiskFullError: the disk or the budget has no room; the message has the numbers.
             StoreFormatError: a newer tsdoc wrote this entry; it is left alone.
             StoreError: the store cannot be written (read-only, foreign, without locks).
         """
@@ -217,13 +215,7 @@ class Store:
 
     def budget(self) -> int:
         """Bytes that the store may hold."""
-        return self._budget(self.num_bytes())
-
-    def _budget(self, held_bytes: int) -> int:
-        if self._max_bytes is not None:
-            return self._max_bytes
-        room = free_bytes(self._root.path) + held_bytes
-        return min(DEFAULT_BYTES, int(DEFAULT_RATIO * room))
+        return self._budget.num_bytes(self.num_bytes())
 
     def remove(self, entry_ids: Sequence[str]) -> int:
         """Deletes entries and what only they use; returns the bytes freed.
@@ -264,7 +256,7 @@ class Store:
         with self._changing():
             state = survey(self._root.key_dirs())
             described = {id(e): describe(e, {}) for e in state.entries}
-            target = self._budget(state.num_bytes) if max_bytes is None else max_bytes
+            target = self._budget.num_bytes(state.num_bytes) if max_bytes is None else max_bytes
             chosen, _ = choose(state, target, keep=keep)
             delete_all(chosen, note)
         return gone
