@@ -204,6 +204,20 @@ def test_by_default_one_may_be_larger_while_it_is_alone(
     assert set(named(store)) == {"e"}
 
 
+def test_nothing_is_evicted_for_what_the_disk_cannot_take_anyway(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = several(Store(root), root, "a", "b")
+    store = Store(root, max_bytes=3 * size)
+    monkeypatch.setattr("tsdoc.store.room.free_bytes", lambda path: int(0.7 * size))
+    with pytest.raises(DiskFullError, match="KV pages need"):
+        build(store, make_ids(2900, seed=7), name="d")
+    assert set(named(store)) == {"a", "b"}
+    monkeypatch.setattr("tsdoc.store.room.free_bytes", lambda path: int(0.9 * size))
+    build(store, make_ids(2900, seed=7), name="d")[0].close()
+    assert set(named(store)) == {"d"}
+
+
 def test_the_parents_of_a_new_entry_are_not_evicted_for_it(root: Path) -> None:
     ids = make_ids(3000)
     build(Store(root), ids, name="parent")[0].close()

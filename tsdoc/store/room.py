@@ -8,6 +8,7 @@ from pathlib import Path
 from tsdoc.errors import DiskFullError
 from tsdoc.home import free_bytes
 from tsdoc.store.eviction import choose, delete_all, tidy, warn_of_loose
+from tsdoc.store.files import no_room
 from tsdoc.store.root import StoreRoot
 from tsdoc.store.survey import EntryUse, User, survey
 from tsdoc.terminal import format_bytes
@@ -39,7 +40,7 @@ class Budget:
 
 
 def make_room(root: StoreRoot, budget: Budget, user: User, name: str, new_bytes: int) -> None:
-    """Evicts what the budget demands before an entry gets a new segment.
+    """Evicts what the budget demands before an entry gets a new segment; nothing if in vain.
 
     Call it under `StoreRoot.changing`.
 
@@ -51,7 +52,7 @@ def make_room(root: StoreRoot, budget: Budget, user: User, name: str, new_bytes:
         new_bytes: What its new segment will take.
 
     Raises:
-        DiskFullError: the entry alone is beyond what the user allows.
+        DiskFullError: the entry alone is beyond what the user allows, or beyond the disk.
     """
     state = survey(root.key_dirs())
     held = [s for e in state.entries if e.user == user for s in e.segments]
@@ -65,7 +66,10 @@ def make_room(root: StoreRoot, budget: Budget, user: User, name: str, new_bytes:
             where=str(root.path),
             hint="Raise store.max_bytes, with --set or in the settings.",
         )
-    chosen, _ = choose(state, limit - new_bytes, keep={user[1]}, mine={user})
+    chosen, left = choose(state, limit - new_bytes, keep={user[1]}, mine={user})
+    free = free_bytes(root.path)
+    if free + state.num_bytes - left < new_bytes:
+        raise no_room(root.path, new_bytes, free)
     if is_beyond:
         message = (
             f"{name} needs {format_bytes(entry_bytes)}, more than the {format_bytes(limit)} that "
