@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.cli.conftest import Cli, FakeServices
-from tests.store.damage import OLD_KEY, rewrite_as_version_1
+from tests.store.damage import OLD_KEY, flip, rewrite_as_version_1
 from tests.store.synthetic import BLOCK, KEY, SHAPE, make_ids, make_key, prefill
 from tsdoc.cli.services import Services
 from tsdoc.errors import UsageError
@@ -344,6 +344,29 @@ def test_cache_verify_finds_a_damaged_page(
     assert (
         "`tsdoc cache repair` or the next question computes what is damaged again" in result.stderr
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "at", "what"),
+    [
+        ("tokens.bin", -5, "its token ids are lost: ask about its sources again, or `tsdoc cache "),
+        ("model.json", 9, "what it was computed with is lost: ask about its sources again, or `"),
+        ("manifest.json", 9, "`tsdoc cache repair` or the next question computes"),
+    ],
+)
+def test_cache_verify_advises_what_helps(
+    cli: Cli, services: FakeServices, entries: list[str], name: str, at: int, what: str
+) -> None:
+    for path in services.home().store.rglob(name):
+        flip(path, at)
+    if name == "model.json":
+        for path in services.home().store.rglob("kv.bin"):
+            path.unlink()
+    result = cli("cache", "verify", entries[0])
+    assert result.code == 5
+    assert what in " ".join(result.stderr.split())
+    assert ("cache repair" in result.stderr) == (name == "manifest.json")
+    assert result.stderr.count("match its checksum") <= 1
 
 
 def test_cache_repair_says_what_became_of_each_entry(

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from tsdoc.store.store import Store
 
 REPAIR = "`tsdoc cache repair` or the next question computes what is damaged again"
+LOST = "ask about its sources again, or `tsdoc cache remove` it"
 NAMED = "An id, how it begins, or a document's name where only one entry has it."
 
 Ids = Annotated[
@@ -250,13 +251,23 @@ def verify_entry(run: Run, store: Store, entry: EntryInfo) -> dict[str, object]:
         message = f"tokens {block['start']:,} to {block['end']:,} are damaged; {REPAIR}"
         run.reporter.warn("damaged_block", str(block["where"]), message)
     if problem and not is_foreign(entry):
-        run.reporter.warn("damaged_entry", entry.entry_id[:ID_SHOWN], f"{problem}; {REPAIR}")
+        message = f"{problem}; {_advice(store, entry)}"
+        run.reporter.warn("damaged_entry", entry.entry_id[:ID_SHOWN], message)
     return {
         "entry_id": entry.entry_id,
         "status": entry.status,
         "damaged": damaged,
         "problem": problem or None,
     }
+
+
+def _advice(store: Store, entry: EntryInfo) -> str:
+    """What helps an entry of which more than pages is damaged."""
+    if store.token_ids(entry.entry_id) is None:
+        return f"its token ids are lost: {LOST}"
+    if not entry.model:
+        return f"what it was computed with is lost: {LOST}"
+    return REPAIR
 
 
 def cache_repair(run: Run, entry_ids: Ids = None, *, model: Model, tuning: Tuning) -> None:
