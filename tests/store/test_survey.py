@@ -93,6 +93,22 @@ def test_pages_are_not_opened(
     assert "kv.bin" not in opened
 
 
+def test_looking_changes_nothing_also_where_no_lock_was_left(store: Store, root: Path) -> None:
+    for seed in range(4):
+        build(store, make_ids(300, seed=seed), name=str(seed))[0].close()
+    find(root, "manifest.json").unlink()
+    for path in root.rglob("*.lock"):
+        path.unlink()
+    for at, path in enumerate([*root.glob("*/entries/*"), *root.glob("*/segments/*")]):
+        os.utime(path, (1_000_000 + at % 2,) * 2)
+    before = {path: path.stat().st_mtime_ns for path in root.rglob("*")}
+    order = [e.entry_id for e in store.list()]
+    assert [e.entry_id for e in store.list()] == order
+    assert {path: path.stat().st_mtime_ns for path in root.rglob("*")} == before
+    late = [e.last_used for e in store.list()]
+    assert sorted(late, reverse=True) == late
+
+
 def test_an_entry_being_computed_is_incomplete_at_every_block(store: Store) -> None:
     seen = []
     with store.begin(KEY, SHAPE, IDS, prefill_block=BLOCK, name="doc") as writer:

@@ -10,7 +10,7 @@ from pathlib import Path
 from tsdoc.errors import DamagedStoreError, StoreError
 from tsdoc.store.cutting import cut_segment
 from tsdoc.store.files import delete_dir, has_ours, named_dirs, store_error
-from tsdoc.store.locks import try_exclusive
+from tsdoc.store.locks import is_held, try_exclusive
 from tsdoc.store.manifest import ENTRY_FILES, read_manifest
 from tsdoc.store.replacing import drop_temporary
 from tsdoc.store.root import Warn
@@ -22,26 +22,23 @@ _USELESS = ("stale", "damaged", "orphan")
 
 
 def in_use(entry: EntryUse) -> bool:
-    """Tells whether a process has the entry open or is writing it."""
+    """Tells whether a process has the entry open or is writing it; changes nothing."""
     if entry.status == "newer":
         return False
     try:
-        with _locked(entry):
-            return False
+        return any(map(is_held, _locks(entry)))
     except StoreError:
         return True
-    except OSError:  # a read-only store
+    except OSError:  # not to be read
         return False
 
 
-@contextlib.contextmanager
-def _locked(entry: EntryUse) -> Iterator[None]:
-    """Holds all locks of an entry and of what only it uses; StoreError when somebody else does."""
-    names = [s.directory / "write.lock" for s in entry.exclusive]
+def _locks(entry: EntryUse) -> list[Path]:
+    """All locks of an entry and of what only it uses."""
+    paths = [s.directory / "write.lock" for s in entry.exclusive]
     if entry.status != "orphan" and entry.directory.parent.name == "entries":
-        names += _entry_locks(entry.directory)
-    with _all_locked(names, entry.directory):
-        yield
+        paths += _entry_locks(entry.directory)
+    return paths
 
 
 def _entry_locks(directory: Path) -> list[Path]:
@@ -49,7 +46,8 @@ def _entry_locks(directory: Path) -> list[Path]:
 
 
 @contextlib.contextmanager
-def _all_locked(paths: Sequence[Path], where: Path) -> Iterator[None]:
+def _locked(paths: Sequence[Path], where: Path) -> Iterator[None]:
+    """Holds locks; StoreError when somebody else holds one."""
     with contextlib.ExitStack() as stack:
         for path in paths:
             lock = try_exclusive(path)
@@ -79,7 +77,7 @@ def delete(entry: EntryUse, *, mine: Collection[User] = ()) -> int:
         )
     exclusive, freed = entry.exclusive, 0
     try:
-        with _locked(entry):
+        with _locked(_locks(entry), entry.directory):
             for segment in exclusive:
                 delete_dir(segment.directory, SEGMENT_FILES)
                 freed += segment.num_bytes
@@ -107,7 +105,7 @@ def trim(segment: SegmentUse, *, mine: Collection[User] = ()) -> int:
     users = {user: directory.parent.parent / "entries" / user[1] for user in segment.users}
     locks = [directory / "write.lock"]
     locks += [path for user in users.keys() - mine for path in _entry_locks(users[user])]
-    with contextlib.suppress(OSError, StoreError), _all_locked(locks, directory):
+    with contextlib.suppress(OSError, StoreError), _locked(locks, directory):
         try:
             if segment.info is None or segment.status == "damaged":
                 raise DamagedStoreError(segment.problem, where=str(directory))

@@ -74,6 +74,23 @@ def try_exclusive(path: Path) -> Lock | None:
         os.close(fd)
 
 
+def is_held(path: Path) -> bool:
+    """Tells whether somebody holds the lock of `path`, shared or not; makes no file.
+
+    Raises:
+        StoreError: the file system has no locks, or the file is not ours.
+        OSError: it cannot be opened.
+    """
+    try:
+        fd = _open_for_sharing(path, create=False)
+    except FileNotFoundError:
+        return False
+    if not _take(fd, path, shared=False):
+        return True
+    os.close(fd)
+    return False
+
+
 def lock_shared(path: Path, *, create: bool) -> Lock | None:
     """Takes a shared lock: it keeps others from the exclusive one, who never hold it for long.
 

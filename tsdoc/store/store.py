@@ -280,7 +280,7 @@ class Store:
         for directory in self._root.key_dirs():
             model = read_model(directory)
             found += [describe(entry, model) for entry in survey([directory]).entries]
-        return sorted(found, key=lambda e: -e.last_used)
+        return sorted(found, key=lambda e: (-e.last_used, e.entry_id))
 
 
 def _ignore(code: str, where: str, message: str) -> None:
