@@ -296,7 +296,24 @@ def test_what_everything_takes_is_said_before_it_is_removed(
 ) -> None:
     size = format_bytes(Store(services.home().store).num_bytes())
     asked = cli("cache", "remove", "--all", terminal=True, stdin="n\n").stderr
-    assert f"Remove all that is kept (2 entries, {size})?" in asked
+    assert f"Remove all entries (2 entries, {size})?" in asked
+
+
+@pytest.mark.usefixtures("entries")
+def test_what_stays_is_said_when_everything_is_removed(cli: Cli, services: FakeServices) -> None:
+    home = services.home()
+    said = "not removed with entries: "
+    assert said not in cli("cache", "remove", "--all", terminal=True, stdin="n\n").stderr
+    home.evals.mkdir(mode=0o700)
+    (home.evals / "0123.jsonl").touch()
+    home.conversations.mkdir(mode=0o700)
+    (home.conversations / "book.json").touch()
+    for args in (["--all"], ["--all", "--json"]):  # the second finds no entry any more
+        (line,) = [x for x in cli("cache", "remove", *args).stderr.splitlines() if said in x]
+        assert "1 conversation (" in line
+        assert "`tsdoc chat --forget NAME` removes" in line
+        assert line.endswith(f" and results of `tsdoc eval` in {home.evals}")
+    assert said not in cli("cache", "prune").stderr
 
 
 def test_a_model_key_is_shown_as_people_read_it(cli: Cli, services: FakeServices) -> None:

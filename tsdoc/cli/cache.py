@@ -27,6 +27,7 @@ from tsdoc.cli.options import Model, Tuning
 from tsdoc.cli.reporter import amount
 from tsdoc.cli.run import Run
 from tsdoc.errors import StoreError, UsageError
+from tsdoc.terminal import format_count
 
 if TYPE_CHECKING:
     from tsdoc.session.repairing import Repaired
@@ -160,7 +161,10 @@ def cache_show(run: Run, entry_id: EntryId) -> None:
 
 
 def cache_remove(run: Run, entry_ids: Ids = None, everything: All = False) -> None:
-    """Remove entries, and the text that was read for them; exit code 5 when one has to stay."""
+    """Remove entries, and the text that was read for them; exit code 5 when one has to stay.
+
+    Conversations and results of `tsdoc eval` are not entries: a line says what stays of them.
+    """
     store = open_store(run)
     if everything == bool(entry_ids):
         message = "say what to remove: entries, or --all"
@@ -169,6 +173,8 @@ def cache_remove(run: Run, entry_ids: Ids = None, everything: All = False) -> No
             hint="`tsdoc cache list` shows the entries.",
         )
     entries = named_entries(store, entry_ids)
+    if everything:
+        note_what_stays(run)
     if everything and entries and not confirm_all(run, store, entries):
         entries = []
     gone, freed = [], 0
@@ -333,8 +339,22 @@ def remove_orphaned_records(run: Run, store: Store) -> None:
     run.services.remove_records(run.services.home(), kept)
 
 
+def note_what_stays(run: Run) -> None:
+    """Says what holds text of documents besides entries, if anything does."""
+    home = run.services.home()
+    names = run.services.list_conversations(home)
+    stays = []
+    if names:
+        kept = format_count(len(names), "conversation", "conversations")
+        stays.append(f"{kept} (`tsdoc chat --list` shows, `tsdoc chat --forget NAME` removes)")
+    if home.evals.is_dir() and any(home.evals.iterdir()):
+        stays.append(f"results of `tsdoc eval` in {home.evals}")
+    if stays:
+        run.reporter.note(f"not removed with entries: {' and '.join(stays)}")
+
+
 def confirm_all(run: Run, store: Store, entries: Sequence[EntryInfo]) -> bool:
     """Asks before everything is removed."""
     size = amount(store.num_bytes(), "bytes")
-    question = f"Remove all that is kept ({count(entries)}, {size})?"
+    question = f"Remove all entries ({count(entries)}, {size})?"
     return run.reporter.confirm(question, enter=False)
