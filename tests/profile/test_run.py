@@ -145,6 +145,22 @@ def test_a_full_disk_leaves_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "GB are free" in report.notes[0]
 
 
+def test_a_home_that_cannot_be_closed_to_others_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, mode: int) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    home = tmp_path / "home"
+    home.mkdir(mode=0o755)
+    monkeypatch.setattr(Path, "chmod", refuse)
+    report, _ = run_in(home, num_tokens=70)
+    assert report.kept is None
+    assert report.notes[0] == (
+        f"Not written, {home}: is open to other users and cannot be closed (Read-only file system)."
+    )
+
+
 def test_a_disk_that_cannot_be_read_leaves_the_rest(
     tmp_path: Path, make_prompt: Callable[..., ProfilePrompt], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -155,7 +155,7 @@ def _place(
         check_room(directory, kv_bytes(prompt, settings))
     except (ResourceError, StoreError) as error:
         reporter.warn("not_kept", error.where or "", f"{error.message}; that is not measured")
-        return _Place(directory=None, notes=[f"Not written: {error.message}."])
+        return _Place(directory=None, notes=[f"Not written, {error.where}: {error.message}."])
     return _Place(directory=directory, notes=[])
 
 
