@@ -220,7 +220,8 @@ def paired_difference(
 ) -> tuple[float, float, float, int] | None:
     """Mean difference over the items both have answered, its 95 % interval, and their number.
 
-    The interval is the normal one of paired differences; None with fewer than two pairs.
+    The interval is the normal one of paired differences, within [-1, 1]; None with fewer than two
+    pairs.
     """
     other = {(item.task, item.haystack, item.item): item.score for item in theirs}
     differences = [
@@ -234,4 +235,4 @@ def paired_difference(
     mean = sum(differences) / n
     variance = sum((value - mean) ** 2 for value in differences) / (n - 1)
     half = Z95 * math.sqrt(variance / n)
-    return mean, mean - half, mean + half, n
+    return mean, max(-1.0, mean - half), min(1.0, mean + half), n
