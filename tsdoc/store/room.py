@@ -54,6 +54,8 @@ def make_room(root: StoreRoot, budget: Budget, user: User, name: str, new_bytes:
     Raises:
         DiskFullError: the entry alone is beyond what the user allows, or beyond the disk.
     """
+    for directory in root.key_dirs():
+        tidy(directory, mine={user})  # a cut that is still to be made frees room without any loss
     state = survey(root.key_dirs())
     held = [s for e in state.entries if e.user == user for s in e.segments]
     entry_bytes = new_bytes + sum(s.bytes_up_to(s.users[user]) for s in held)

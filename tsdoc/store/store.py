@@ -257,6 +257,8 @@ class Store:
             gone.append(described[id(entry)])
 
         with self._changing():
+            for directory in self._root.key_dirs():
+                tidy(directory)  # a cut that is still to be made frees room without any loss
             state = survey(self._root.key_dirs())
             described = {id(e): describe(e, {}) for e in state.entries}
             target = self._budget.num_bytes(state.num_bytes) if max_bytes is None else max_bytes
