@@ -134,6 +134,39 @@ def test_what_is_in_use_is_cut_by_the_next_removal(
     assert ask(store, child) == []
 
 
+def pending(root: Path) -> Ids:
+    """Like `two`, and the parent was removed while the child was in use; returns the child."""
+    store = Store(root, max_bytes=1 << 30)
+    child = two(store, 2688)
+    entry = store.open(KEY, child)
+    assert entry is not None
+    with entry:
+        remove(store, "parent")
+    return child
+
+
+@pytest.mark.parametrize("way", ["prune", "begin"])
+def test_a_cut_that_waits_is_made_before_anything_is_evicted(tmp_path: Path, way: str) -> None:
+    pending(tmp_path / "first")
+    first = Store(tmp_path / "first", max_bytes=1 << 30)
+    loose = first.num_bytes()
+    first.prune()
+    if way == "begin":
+        build(first, make_ids(300, seed=5), name="other")[0].close()
+    most = first.num_bytes() + 100  # moments differ in length
+    assert most < loose
+    child = pending(tmp_path / "second")
+    if way == "prune":
+        store = Store(tmp_path / "second", max_bytes=1 << 30)
+        assert store.prune(most) == []
+    else:
+        store = Store(tmp_path / "second", max_bytes=most)
+        build(store, make_ids(300, seed=5), name="other")[0].close()
+    assert "child" in named(store)
+    assert ask(store, child) == []
+    assert store.num_bytes() <= most
+
+
 def test_an_unfinished_document_keeps_what_it_goes_on_from(store: Store, root: Path) -> None:
     build(store, PARENT, name="parent")[0].close()
     child = np.concatenate([PARENT[:2560], make_ids(2000, seed=1)])

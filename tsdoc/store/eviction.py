@@ -119,6 +119,12 @@ def trim(segment: SegmentUse, *, mine: Collection[User] = ()) -> int:
     return before - segment.num_bytes
 
 
+def trim_all(segments: Iterable[SegmentUse], *, mine: Collection[User] = ()) -> None:
+    """Makes the cuts that had to wait; the segments, of a survey, take note. See `trim`."""
+    for segment in segments:
+        trim(segment, mine=mine)
+
+
 def _name_of(users: Iterable[Path]) -> str:
     manifests = (read_manifest(user) for user in users)
     return next((manifest.name for manifest in manifests if manifest is not None), "")
@@ -199,8 +205,7 @@ def tidy(directory: Path, *, mine: Collection[User] = ()) -> None:
     segments no entry uses any more. Call it under `StoreRoot.changing`; for `mine` see `delete`.
     """
     entries, segments = survey_key(directory)
-    for segment in segments:
-        trim(segment, mine=mine)
+    trim_all(segments, mine=mine)
     for entry in entries:
         if entry.status == "incomplete" and is_blank(entry.segments[-1].directory):
             with contextlib.suppress(StoreError):  # it is being computed

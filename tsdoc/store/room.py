@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tsdoc.errors import DiskFullError
 from tsdoc.home import free_bytes
-from tsdoc.store.eviction import choose, delete_all, tidy, warn_of_loose
+from tsdoc.store.eviction import choose, delete_all, tidy, trim_all, warn_of_loose
 from tsdoc.store.files import no_room
 from tsdoc.store.root import StoreRoot
 from tsdoc.store.survey import EntryUse, User, survey
@@ -54,9 +54,8 @@ def make_room(root: StoreRoot, budget: Budget, user: User, name: str, new_bytes:
     Raises:
         DiskFullError: the entry alone is beyond what the user allows, or beyond the disk.
     """
-    for directory in root.key_dirs():
-        tidy(directory, mine={user})  # a cut that is still to be made frees room without any loss
     state = survey(root.key_dirs())
+    trim_all(state.segments, mine={user})  # frees room without any loss
     held = [s for e in state.entries if e.user == user for s in e.segments]
     entry_bytes = new_bytes + sum(s.bytes_up_to(s.users[user]) for s in held)
     limit = budget.num_bytes(state.num_bytes)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from tsdoc.errors import CorruptPageError, StoreError, StoreFormatError
 from tsdoc.store.begin import Beginning, OnWait
 from tsdoc.store.entry import Entry
-from tsdoc.store.eviction import choose, delete, delete_all, tidy, warn_of_loose
+from tsdoc.store.eviction import choose, delete, delete_all, tidy, trim_all, warn_of_loose
 from tsdoc.store.key import PAGE_SIZE, Ids, KVShape, ModelKey, as_ids
 from tsdoc.store.listing import EntryInfo, describe, read_model
 from tsdoc.store.lookup import Lookup, make_prompt
@@ -257,9 +257,8 @@ class Store:
             gone.append(described[id(entry)])
 
         with self._changing():
-            for directory in self._root.key_dirs():
-                tidy(directory)  # a cut that is still to be made frees room without any loss
             state = survey(self._root.key_dirs())
+            trim_all(state.segments)  # frees room without any loss
             described = {id(e): describe(e, {}) for e in state.entries}
             target = self._budget.num_bytes(state.num_bytes) if max_bytes is None else max_bytes
             chosen, _ = choose(state, target, keep=keep)
