@@ -137,7 +137,7 @@ def test_what_is_in_use_is_cut_by_the_next_removal(
 def pending(root: Path) -> Ids:
     """Like `two`, and the parent was removed while the child was in use; returns the child."""
     store = Store(root, max_bytes=1 << 30)
-    child = two(store, 2688)
+    child = two(store, 640)
     entry = store.open(KEY, child)
     assert entry is not None
     with entry:
