@@ -206,6 +206,29 @@ def test_death_at_every_step_of_a_cut_is_survived(
     assert number > 15
 
 
+def test_many_cuts_do_not_make_a_journal_longer(tmp_path: Path) -> None:
+    """Each commits a block's rest anew: one too long for its segment is taken for damage."""
+    store, size = Store(tmp_path / "store", max_bytes=1 << 30), 64 * 128
+    parent = make_ids(size)
+    build(store, parent, block=size, name="parent")[0].close()
+    ends = range(size - 128, size - 34 * 128, -128)
+    children = {f"child {end}": child_of(parent, end) for end in ends}
+    for name, ids in children.items():
+        build(store, ids, name=name)[0].close()
+    remove(store, "parent")
+    journal = max(tmp_path.rglob("journal.bin"), key=lambda path: path.stat().st_size)
+    before = journal.stat().st_size
+    *others, last = children
+    for name in others:
+        remove(store, name)
+        assert all(entry.status == "complete" for entry in store.list())
+    assert journal.stat().st_size < before
+    entry = store.open(KEY, children[last])
+    assert entry is not None
+    with entry:
+        assert np.array_equal(read(entry), expected(children[last]))
+
+
 def test_evictions_cut_too(root: Path) -> None:
     child = two(Store(root), 640)
     size = Store(root).num_bytes()

@@ -17,12 +17,25 @@ import numpy as np
 import xxhash
 
 from tsdoc.errors import CorruptPageError
-from tsdoc.store.files import fsync_dir, open_file, release, temporary_name, write_json
-from tsdoc.store.journal import first_page, journal_record
+from tsdoc.store.files import (
+    fsync_dir,
+    open_file,
+    release,
+    replace_file,
+    temporary_name,
+    write_json,
+)
+from tsdoc.store.journal import first_page, journal_record, without_invalid
 from tsdoc.store.key import PAGE_SIZE, Ids, entry_id
 from tsdoc.store.owned import append
 from tsdoc.store.pages import Segment
-from tsdoc.store.segment import DERIVED_FILES, SegmentFiles, SegmentInfo, inspect_segment
+from tsdoc.store.segment import (
+    DERIVED_FILES,
+    SegmentFiles,
+    SegmentInfo,
+    inspect_segment,
+    read_journal_file,
+)
 from tsdoc.store.tokens import TokensHeader, read_header, read_ids, write_tokens
 
 
@@ -54,6 +67,7 @@ def cut_segment(directory: Path, end: int, *, name: str) -> None:
         write_json(directory / "segment.json", "segment", info.to_json())
     if files.reserved:
         _release_rows(directory / "kv.bin", info)
+        _shorten_journal(directory, info)
     _replace_tokens(header, info, ids)
 
 
@@ -107,6 +121,18 @@ def _release_rows(path: Path, info: SegmentInfo) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def _shorten_journal(directory: Path, info: SegmentInfo) -> None:
+    """Takes out the records that are not valid any more: many cuts would make it ever longer."""
+    data = without_invalid(
+        read_journal_file(directory, info),
+        segment_id=info.segment_id,
+        start=info.start,
+        end=info.end,
+        num_layers=info.shape.num_layers,
+    )
+    replace_file(directory / "journal.bin", data)
 
 
 def _replace_tokens(header: TokensHeader, info: SegmentInfo, ids: Ids) -> None:

@@ -163,16 +163,25 @@ def read_json(path: Path, kind: str, *, oldest: int = FORMAT) -> dict[str, Any]:
 
 
 def write_json(path: Path, kind: str, payload: Mapping[str, Any]) -> None:
-    """Writes a JSON file atomically: temporary file, fsync, rename, fsync of the directory.
+    """Writes a JSON file as `replace_file` does.
 
     Raises:
         OSError: for the caller to map.
     """
     full = {**payload, "kind": kind, "format": FORMAT}
     full["checksum"] = _digest(full)
+    replace_file(path, json.dumps(full, indent=1, sort_keys=True).encode())
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Writes a file atomically: temporary file, fsync, rename, fsync of the directory.
+
+    Raises:
+        OSError: for the caller to map.
+    """
     temporary = temporary_name(path)
     try:
-        write_new(temporary, json.dumps(full, indent=1, sort_keys=True).encode())
+        write_new(temporary, data)
         temporary.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):

@@ -6,6 +6,7 @@ damaged one. Layout: see FORMAT.md.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -133,7 +134,24 @@ def read_journal(
     if data[: len(header)] != header:
         return None
     journal = empty_journal(start, end, num_layers)
+    for record in _take_records(journal, data, segment_id):
+        journal.valid_bytes = record.stop
+    return journal
+
+
+def without_invalid(
+    data: bytes, *, segment_id: str, start: int, end: int, num_layers: int
+) -> bytes:
+    """Returns a journal, whose header is right, without what `read_journal` passes over."""
+    journal = empty_journal(start, end, num_layers)
+    records = (data[record] for record in _take_records(journal, data, segment_id))
+    return b"".join([data[:HEADER_BYTES], *records])
+
+
+def _take_records(journal: Journal, data: bytes, segment_id: str) -> Iterator[slice]:
+    """Notes every record that is good, and tells where it is in `data`."""
     words = np.frombuffer(data, dtype="<u8", count=len(data) // 8)
+    num_layers = len(journal.checksums)
     starts = np.flatnonzero(words == _RECORD_MAGIC)
     at, index = _HEADER_WORDS, 0
     while index < len(starts):
@@ -143,9 +161,8 @@ def read_journal(
         length = _take_record(journal, words[starts[index] :], segment_id, num_layers)
         if length:
             at = int(starts[index]) + length
-            journal.valid_bytes = at * 8
+            yield slice(8 * (at - length), 8 * at)
         index += 1
-    return journal
 
 
 def _take_record(journal: Journal, words: Words, segment_id: str, num_layers: int) -> int:

@@ -191,6 +191,18 @@ def inspect_segment(directory: Path) -> SegmentFiles:
     return SegmentFiles(directory=directory, info=info, journal=journal, reserved=False)
 
 
+def read_journal_file(directory: Path, info: SegmentInfo) -> bytes:
+    """Reads a segment's journal as it is on the disk.
+
+    Raises:
+        DamagedStoreError: it is no file of a journal's size.
+    """
+    num_pages = page_count(info.start, info.start + info.capacity)
+    # Repairs and cuts append, so a journal may be longer than a record per page; not without end.
+    limit = 4096 + 8 * (6 * num_pages + info.shape.num_layers * num_pages) * 16
+    return read_file(directory / "journal.bin", limit)
+
+
 def load_journal(directory: Path, info: SegmentInfo) -> Journal:
     """Reads a segment's journal; one that was never begun is an empty one.
 
@@ -199,12 +211,9 @@ def load_journal(directory: Path, info: SegmentInfo) -> Journal:
     """
     path = directory / "journal.bin"
     num_layers = info.shape.num_layers
-    num_pages = page_count(info.start, info.start + info.capacity)
-    # Repairs and cuts append, so a journal may be longer than a record per page; not without end.
-    limit = 4096 + 8 * (6 * num_pages + num_layers * num_pages) * 16
     if not path.exists():
         return empty_journal(info.start, info.end, num_layers)
-    data = read_file(path, limit)
+    data = read_journal_file(directory, info)
     journal = read_journal(
         data, segment_id=info.segment_id, start=info.start, end=info.end, num_layers=num_layers
     )
