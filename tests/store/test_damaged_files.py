@@ -212,7 +212,7 @@ def test_an_older_format_is_listed_as_stale_and_goes_first(store: Store, built: 
     path = find(built, "manifest.json")
     path.write_text(path.read_text().replace(f'"format": {FORMAT}', f'"format": {FORMAT - 1}'))
     assert "stale" in [e.status for e in store.list()]
-    gone = store.prune(store.num_bytes() - 1)
+    gone, _ = store.prune(store.num_bytes() - 1)
     assert gone[0].status == "stale"
     ask(store)
 
@@ -229,7 +229,7 @@ def test_version_1_is_never_used_and_goes_first(store: Store, root: Path) -> Non
     ask(store)
     assert {path: path.read_bytes() for path in before} == before
     (own,) = [e for e in store.list() if e.status != "stale"]
-    gone = store.prune(own.num_bytes)
+    gone, _ = store.prune(own.num_bytes)
     assert {e.status for e in gone} == {"stale"}
     assert not old.exists()
     assert [e.status for e in store.list()] == ["complete"]

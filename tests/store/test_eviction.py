@@ -20,7 +20,7 @@ from tests.store.synthetic import (
     reopen,
 )
 from tsdoc.errors import DiskFullError, StoreError
-from tsdoc.store import EntryInfo, Store
+from tsdoc.store import EntryInfo, Store, begin
 from tsdoc.terminal import format_bytes
 
 
@@ -93,15 +93,27 @@ def test_removing_a_parent_leaves_its_child_whole(store: Store, root: Path) -> N
 
 def test_what_was_used_longest_ago_goes_first(store: Store, root: Path) -> None:
     size = several(store, root, "a", "b", "c")
-    gone = store.prune(2 * size + 100)
+    gone, _ = store.prune(2 * size + 100)
     assert [e.name for e in gone] == ["a"]
     assert set(named(store)) == {"b", "c"}
+
+
+def test_what_is_freed_is_what_the_store_loses(store: Store) -> None:
+    """Of what two entries share nothing goes with the first of them, and all with the second."""
+    ids = make_ids(2944)
+    build(store, ids, name="parent")[0].close()
+    build(store, np.concatenate([ids, make_ids(10, seed=1)]), name="child")[0].close()
+    before = store.num_bytes()
+    gone, freed = store.prune(0)
+    assert len(gone) == 2
+    assert freed == before
+    assert store.num_bytes() == 0
 
 
 def test_opening_counts_as_use(store: Store, root: Path) -> None:
     size = several(store, root, "a", "b", "c")
     reopen(store, make_ids(1000, seed=0)).close()
-    assert [e.name for e in store.prune(size + 100)] == ["b", "c"]
+    assert [e.name for e in store.prune(size + 100)[0]] == ["b", "c"]
     assert set(named(store)) == {"a"}
 
 
@@ -110,14 +122,14 @@ def test_verifying_does_not_count_as_use(store: Store, root: Path) -> None:
     for entry in store.list():
         with store.load(entry.entry_id) as opened:
             store.verify(opened)
-    assert [e.name for e in store.prune(size + 100)] == ["a", "b"]
+    assert [e.name for e in store.prune(size + 100)[0]] == ["a", "b"]
 
 
 def test_entries_in_use_and_kept_entries_stay(store: Store, root: Path) -> None:
     several(store, root, "a", "b", "c")
     with reopen(store, make_ids(1000, seed=0)):
         age(root, store, "a", 5000)
-        gone = store.prune(0, keep=[named(store)["c"].entry_id])
+        gone, _ = store.prune(0, keep=[named(store)["c"].entry_id])
     assert [e.name for e in gone] == ["b"]
     assert set(named(store)) == {"a", "c"}
 
@@ -140,9 +152,9 @@ def test_a_parent_goes_only_when_that_frees_something(store: Store, root: Path) 
     build(store, make_ids(3000, seed=5), name="other")[0].close()
     for at, name in enumerate(["parent", "child", "other"]):
         age(root, store, name, 1000 - at)
-    gone = store.prune(store.num_bytes() - 1000)
+    gone, _ = store.prune(store.num_bytes() - 1000)
     assert [e.name for e in gone] == ["child"]
-    gone = store.prune(store.num_bytes() - 1000)
+    gone, _ = store.prune(store.num_bytes() - 1000)
     assert [e.name for e in gone] == ["parent"]
 
 
@@ -287,6 +299,21 @@ def test_directories_with_names_of_ours_but_foreign_content_stay(store: Store, r
 def test_a_prefill_that_committed_nothing_leaves_nothing(store: Store, root: Path) -> None:
     with store.begin(KEY, SHAPE, make_ids(1000), prefill_block=BLOCK, name="doc"):
         assert len(store.list()) == 1
+    assert [p.name for p in root.rglob("*")] == ["store.lock"]
+
+
+def test_an_entry_whose_segment_was_never_made_is_litter(
+    store: Store, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*args: object, **options: object) -> None:
+        raise SystemExit
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(begin.Beginning, "_abandon", lambda self: None)  # it was killed
+        patch.setattr(begin, "write_tokens", die)
+        store.begin(KEY, SHAPE, make_ids(1000), prefill_block=BLOCK, name="killed")
+    assert [entry.status for entry in store.list()] == ["damaged"]
+    store.prune()
     assert [p.name for p in root.rglob("*")] == ["store.lock"]
 
 

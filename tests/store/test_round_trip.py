@@ -49,7 +49,7 @@ def test_an_empty_store_has_nothing_and_is_not_created_by_looking(store: Store, 
     assert (match.reused_tokens, match.complete) == (0, False)
     assert store.open(KEY, make_ids(10)) is None
     assert store.list() == []
-    assert store.prune(0) == []
+    assert store.prune(0) == ([], 0)
     assert not root.exists()
 
 

@@ -149,5 +149,5 @@ def test_what_has_lost_its_pages_is_evicted_first(built: Path) -> None:
     damage(find(next(built.glob("*/entries")).parent, "kv.bin"), "cut")
     statuses = {e.name: e.status for e in store.list()}
     assert sorted(statuses.values()) == ["complete", "damaged"]
-    (gone,) = store.prune(store.num_bytes() - 1)
+    ((gone,), _) = store.prune(store.num_bytes() - 1)
     assert statuses[gone.name] == "damaged"

@@ -79,7 +79,7 @@ def test_votes_go_with_their_entry(store: Store, root: Path) -> None:
         entry.keep_votes(ASKED, VOTES)
         directory = path_of(root, entry).parent
         entry_id = entry.entry_id
-    assert store.prune(0)
+    assert store.prune(0)[0]
     assert entry_id not in {e.entry_id for e in store.list()}
     assert not directory.exists()
 
@@ -93,7 +93,7 @@ def test_others_clean_up_while_they_are_written(
 
         def fsync(fd: int) -> None:
             if not cleaned:
-                cleaned.append(store.prune())
+                cleaned.append(store.prune()[0])
             real(fd)
 
         monkeypatch.setattr(os, "fsync", fsync)

@@ -200,9 +200,8 @@ def cache_prune(run: Run, max_bytes: MaxBytes = None, *, tuning: Tuning) -> None
     limit = None if max_bytes is None else parse_size(max_bytes, option="--max-bytes")
     settings = run.settings(tuning).settings
     store = open_store(run, max_bytes=settings.store.max_bytes)
-    gone = store.prune(limit)
+    gone, freed = store.prune(limit)
     remove_orphaned_records(run, store)
-    freed = sum(entry.exclusive_bytes for entry in gone)
     rates = run.services.prefill_rates(run.services.home())
     if run.output.json:
         run.answer({"removed": [entry_json(entry, rates) for entry in gone], "freed_bytes": freed})

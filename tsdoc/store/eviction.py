@@ -119,10 +119,9 @@ def trim(segment: SegmentUse, *, mine: Collection[User] = ()) -> int:
     return before - segment.num_bytes
 
 
-def trim_all(segments: Iterable[SegmentUse], *, mine: Collection[User] = ()) -> None:
-    """Makes the cuts that had to wait; the segments, of a survey, take note. See `trim`."""
-    for segment in segments:
-        trim(segment, mine=mine)
+def trim_all(segments: Iterable[SegmentUse], *, mine: Collection[User] = ()) -> int:
+    """Makes the cuts that had to wait; returns the bytes freed. See `trim`."""
+    return sum(trim(segment, mine=mine) for segment in segments)
 
 
 def _name_of(users: Iterable[Path]) -> str:
@@ -175,15 +174,17 @@ def delete_all(
     on_delete: Callable[[EntryUse], None],
     *,
     mine: Collection[User] = (),
-) -> None:
-    """Deletes what `choose` found, but for what came into use meanwhile.
+) -> int:
+    """Deletes what `choose` found, but for what came into use meanwhile; returns the bytes freed.
 
     Call it under `StoreRoot.changing`; for `mine` see `delete`.
     """
+    freed = 0
     for entry in entries:
         with contextlib.suppress(StoreError):
-            delete(entry, mine=mine)
+            freed += delete(entry, mine=mine)
             on_delete(entry)
+    return freed
 
 
 def warn_of_loose(segments: Iterable[SegmentUse], warn: Warn) -> None:
@@ -207,7 +208,7 @@ def tidy(directory: Path, *, mine: Collection[User] = ()) -> None:
     entries, segments = survey_key(directory)
     trim_all(segments, mine=mine)
     for entry in entries:
-        if entry.status == "incomplete" and is_blank(entry.segments[-1].directory):
+        if _is_blank(directory, entry):
             with contextlib.suppress(StoreError):  # it is being computed
                 delete(entry)
     for path in named_dirs(directory / "entries"):
@@ -220,6 +221,14 @@ def tidy(directory: Path, *, mine: Collection[User] = ()) -> None:
     empty = not (directory / "entries").exists() and not (directory / "segments").exists()
     with contextlib.suppress(OSError):
         delete_dir(directory, ("model.json",) if empty else ())
+
+
+def _is_blank(directory: Path, entry: EntryUse) -> bool:
+    """Whether an entry was begun and nothing of its own was ever committed."""
+    manifest = entry.manifest
+    if manifest is None or manifest.complete or entry.status not in ("incomplete", "damaged"):
+        return False
+    return is_blank(directory / "segments" / manifest.parts[-1].segment_id)
 
 
 def _drop_litter(

@@ -55,7 +55,7 @@ def make_room(root: StoreRoot, budget: Budget, user: User, name: str, new_bytes:
         DiskFullError: the entry alone is beyond what the user allows, or beyond the disk.
     """
     state = survey(root.key_dirs())
-    trim_all(state.segments, mine={user})  # frees room without any loss
+    trim_all(state.segments, mine={user})  # room without any loss
     held = [s for e in state.entries if e.user == user for s in e.segments]
     entry_bytes = new_bytes + sum(s.bytes_up_to(s.users[user]) for s in held)
     limit = budget.num_bytes(state.num_bytes)

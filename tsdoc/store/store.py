@@ -236,7 +236,9 @@ class Store:
                 freed += sum(delete(entry) for entry in entries)
         return freed
 
-    def prune(self, max_bytes: int | None = None, keep: Collection[str] = ()) -> list[EntryInfo]:
+    def prune(
+        self, max_bytes: int | None = None, keep: Collection[str] = ()
+    ) -> tuple[list[EntryInfo], int]:
         """Deletes what was used longest ago until the store holds at most `max_bytes`.
 
         Things of no use go first: an older tsdoc's, damaged ones, segments without an entry.
@@ -247,10 +249,10 @@ class Store:
             keep: Ids of entries to keep.
 
         Returns:
-            What was deleted.
+            What was deleted, and the bytes that were freed.
         """
         if not self._root.exists():
-            return []
+            return [], 0
         gone: list[EntryInfo] = []
 
         def note(entry: EntryUse) -> None:
@@ -258,12 +260,12 @@ class Store:
 
         with self._changing():
             state = survey(self._root.key_dirs())
-            trim_all(state.segments)  # frees room without any loss
+            freed = trim_all(state.segments)  # room without any loss
             described = {id(e): describe(e, {}) for e in state.entries}
             target = self._budget.num_bytes(state.num_bytes) if max_bytes is None else max_bytes
             chosen, _ = choose(state, target, keep=keep)
-            delete_all(chosen, note)
-        return gone
+            freed += delete_all(chosen, note)
+        return gone, freed
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
