@@ -259,6 +259,21 @@ def test_a_name_that_several_entries_have_is_refused_with_their_ids(
     assert len(cli("cache", "list", "--json").json()["entries"]) == 3
 
 
+def test_entries_of_one_document_are_told_apart_by_their_settings(
+    cli: Cli, services: FakeServices
+) -> None:
+    store, ids, said = Store(services.home().store), make_ids(700, seed=3), []
+    for dtype in ("float32", "bfloat16"):
+        key = make_key(compute_dtype=dtype)
+        with store.begin(key, SHAPE, ids, prefill_block=BLOCK, name="both") as writer:
+            prefill(writer, ids)
+            found = writer.finish().entry_id
+        said.append(f"{found[:10]} (700 tokens, compute_dtype {dtype})")
+    result = cli("cache", "show", "both")
+    assert result.code == 2
+    assert all(part in result.stderr for part in said)
+
+
 def test_sizes_add_up_where_entries_share_pages(
     cli: Cli, services: FakeServices, entries: list[str]
 ) -> None:

@@ -42,7 +42,7 @@ def _find_entry(entries: Sequence[EntryInfo], name: str) -> EntryInfo:
     if not found:
         raise UsageError(f"no entry is called {name!r}", hint=_what_there_is(entries, name))
     if len(found) > 1:
-        which = _listed([f"{_short(e)} ({e.num_tokens:,} tokens)" for e in found.values()])
+        which = _listed(_told_apart(list(found.values())))
         raise UsageError(f"{len(found)} entries are called {name!r}", hint=f"Give an id: {which}.")
     return next(iter(found.values()))
 
@@ -62,6 +62,19 @@ def _what_there_is(entries: Sequence[EntryInfo], name: str) -> str:
     order = sorted(range(len(entries)), key=lambda number: -likeness[number])
     which = _listed([f"{_short(entries[n])} ({entries[n].name})" for n in order])
     return f"There is {which}." if len(entries) == 1 else f"There are {which}."
+
+
+def _told_apart(entries: Sequence[EntryInfo]) -> list[str]:
+    """Names each entry by its id, its length, and the settings in which they differ."""
+    keys = {key for entry in entries for key in entry.model}
+    differ = {key for key in keys if len({str(entry.model.get(key)) for entry in entries}) > 1}
+    named = []
+    for entry in entries:
+        # A model's name is a digest and RoPE a table: neither says anything on one line.
+        settings = sorted((differ & entry.model.keys()) - {"model", "rope"})
+        what = [f"{entry.num_tokens:,} tokens", *(f"{key} {entry.model[key]}" for key in settings)]
+        named.append(f"{_short(entry)} ({', '.join(what)})")
+    return named
 
 
 def _listed(names: Sequence[str]) -> str:
