@@ -24,6 +24,7 @@ from tests.bench_gpu.common import (
 from tsdoc.kernels import transfer
 from tsdoc.kernels.kv import KVPiece
 from tsdoc.kernels.rope import make_rope_table
+from tsdoc.kernels.transfer_lane import STAGING_BYTES
 from tsdoc.store import Store
 
 BLOCK = 8192
@@ -82,7 +83,7 @@ def _load(pieces: list[KVPiece], num_tokens: int) -> float:
 
 
 def _read(pieces: list[KVPiece], num_tokens: int) -> float:
-    step = transfer.STAGING_BYTES // SHAPE.row_bytes
+    step = STAGING_BYTES // SHAPE.row_bytes
 
     def task(layer: int) -> Callable[[], None]:
         def run() -> None:

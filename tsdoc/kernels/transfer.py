@@ -12,7 +12,6 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,13 +19,12 @@ import numpy.typing as npt
 import torch
 
 from tsdoc.kernels.host_pool import PAGE_SIZE
-from tsdoc.kernels.kv import KVArray, KVPiece, UncheckedRows
+from tsdoc.kernels.kv import KVPiece, UncheckedRows
 from tsdoc.kernels.page_pool import PagePool
+from tsdoc.kernels.transfer_lane import STAGING_BYTES, Lane
 from tsdoc.kernels.triton.page_digest import can_digest, digests, page_sums
 
 NUM_WORKERS = 12
-STAGING_BYTES = 16 << 20
-NUM_BUFFERS = 2  # of a worker
 _NOWHERE = np.empty(0, dtype=np.int64)
 LOAD_TOKENS = 131_072  # become resident together; their order is that of the prompt
 TASK_TOKENS = 65_536  # of one layer, that one worker loads: enough tasks to share out evenly
@@ -235,116 +233,6 @@ class Transfer:
             self._local.lane = Lane(self._pool, self._device)
         lane: Lane = self._local.lane
         return lane
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Rows:
-    """Rows on their way; made once, as every view asks for the interpreter's lock.
-
-    Attributes:
-        host: K and V of each token side by side, [num_tokens, 2, num_kv_heads, head_dim].
-        array: The same memory as pieces have it.
-        there: The same rows where the pool is; `host` itself if that is host memory.
-        keys: Of `there`, [num_tokens, num_kv_heads, head_dim].
-        values: Likewise.
-    """
-
-    host: torch.Tensor
-    array: KVArray
-    there: torch.Tensor
-    keys: torch.Tensor
-    values: torch.Tensor
-
-
-class Lane:
-    """One thread's stream and its buffers.
-
-    Of two pinned ones, one is filled while the other's rows travel. A third is on the device: there
-    K and V of a token still lie side by side.
-
-    Args:
-        pool: Whose rows travel.
-        device: The pool's.
-    """
-
-    def __init__(self, pool: PagePool, device: torch.device) -> None:
-        self._pool = pool
-        self._device = device
-        self._on_cuda = device.type == "cuda"
-        # torch gives streams and events no types.
-        self._stream = torch.cuda.Stream(device) if self._on_cuda else None  # type: ignore[no-untyped-call]
-        self._staging = [torch.empty(0, dtype=torch.uint8) for _ in range(NUM_BUFFERS)]
-        self._there = torch.empty(0, dtype=torch.uint8)
-        self._rows: list[_Rows | None] = [None] * NUM_BUFFERS
-        self._sent: list[torch.cuda.Event | None] = [None] * NUM_BUFFERS
-        self._turn = 0
-
-    def stage(self, num_tokens: int) -> _Rows:
-        """The next rows, free to be filled."""
-        self._turn = (self._turn + 1) % NUM_BUFFERS
-        sent, rows = self._sent[self._turn], self._rows[self._turn]
-        if sent is not None:
-            sent.synchronize()
-        moved = rows is not None and (rows.there is rows.host) != self._pool.on_host
-        if rows is None or moved or len(rows.array) != num_tokens:
-            rows = self._rows[self._turn] = self._cut(num_tokens)
-        return rows
-
-    def send(self, rows: _Rows) -> None:
-        """Begins to copy rows that were staged last to where the pool is."""
-        if rows.there is rows.host:
-            return
-        rows.there.copy_(rows.host, non_blocking=self._on_cuda)
-        if self._on_cuda:
-            sent = self._sent[self._turn]
-            if sent is None:
-                sent = self._sent[self._turn] = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            sent.record()
-
-    def fetch(self, rows: _Rows) -> None:
-        """Returns once rows have arrived from where the pool is."""
-        if rows.there is not rows.host:
-            rows.host.copy_(rows.there, non_blocking=self._on_cuda)
-        self.wait()
-
-    def wait(self) -> None:
-        """Returns once all copies have arrived."""
-        if self._stream is not None:
-            self._stream.synchronize()
-
-    def stream(self) -> AbstractContextManager[object]:
-        """Makes the thread's stream the current one."""
-        if self._stream is None:
-            return nullcontext()
-        context: AbstractContextManager[object] = torch.cuda.stream(self._stream)
-        return context
-
-    def _cut(self, num_tokens: int) -> _Rows:
-        """Rows in the buffer whose turn it is, which grows if it has to."""
-        like = self._pool.keys[0]
-        shape = (num_tokens, 2, *like.shape[1:])
-        num_bytes = math.prod(shape) * like.dtype.itemsize
-        size = max(STAGING_BYTES, num_bytes)
-        if len(self._staging[self._turn]) < num_bytes:
-            self._staging[self._turn] = torch.empty(
-                size, dtype=torch.uint8, pin_memory=self._on_cuda
-            )
-        host = self._staging[self._turn][:num_bytes].view(like.dtype).view(shape)
-        there = host
-        if not self._pool.on_host:
-            if len(self._there) < num_bytes:
-                self._there = torch.empty(size, dtype=torch.uint8, device=self._device)
-            there = self._there[:num_bytes].view(like.dtype).view(shape)
-        return _Rows(
-            host=host, array=_as_array(host), there=there, keys=there[:, 0], values=there[:, 1]
-        )
-
-
-def _as_array(rows: torch.Tensor) -> KVArray:
-    """The same memory as pieces have it: bfloat16 as uint16 bit patterns."""
-    bits = rows.view(torch.uint16) if rows.dtype == torch.bfloat16 else rows
-    array: KVArray = bits.numpy()
-    return array
 
 
 def _spans(start: int, end: int, size: int) -> list[tuple[int, int]]:

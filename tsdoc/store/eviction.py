@@ -15,7 +15,8 @@ from tsdoc.store.manifest import ENTRY_FILES, read_manifest
 from tsdoc.store.replacing import drop_temporary
 from tsdoc.store.root import Warn
 from tsdoc.store.segment import SEGMENT_FILES
-from tsdoc.store.survey import EntryUse, SegmentUse, Survey, User, is_blank, survey_key
+from tsdoc.store.survey import is_blank, look_again, survey_key
+from tsdoc.store.uses import EntryUse, SegmentUse, Survey, User
 from tsdoc.store.votes_file import SHARES_FILE
 
 _USELESS = ("stale", "damaged", "orphan")
@@ -115,7 +116,7 @@ def trim(segment: SegmentUse, *, mine: Collection[User] = ()) -> int:
             delete_dir(directory, SEGMENT_FILES)
         for path in users.values():  # it tells of an index that is made again
             (path / SHARES_FILE).unlink(missing_ok=True)
-    segment.look_again()
+    look_again(segment)
     return before - segment.num_bytes
 
 

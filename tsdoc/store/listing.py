@@ -12,7 +12,7 @@ from tsdoc.errors import DamagedStoreError, StoreError, StoreFormatError
 from tsdoc.store.eviction import in_use
 from tsdoc.store.files import read_json
 from tsdoc.store.segment import inspect_segment
-from tsdoc.store.survey import EntryUse, Status
+from tsdoc.store.uses import EntryUse, Status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

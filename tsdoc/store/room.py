@@ -10,7 +10,8 @@ from tsdoc.home import free_bytes
 from tsdoc.store.eviction import choose, delete_all, tidy, trim_all, warn_of_loose
 from tsdoc.store.files import no_room
 from tsdoc.store.root import StoreRoot
-from tsdoc.store.survey import EntryUse, User, survey
+from tsdoc.store.survey import survey
+from tsdoc.store.uses import EntryUse, User
 from tsdoc.terminal import format_bytes
 
 DEFAULT_BYTES = 50_000_000_000

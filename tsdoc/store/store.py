@@ -23,7 +23,8 @@ from tsdoc.store.opening import find_ids, open_entry
 from tsdoc.store.repair import Holder, Repair
 from tsdoc.store.room import Budget
 from tsdoc.store.root import StoreRoot, Warn
-from tsdoc.store.survey import EntryUse, survey
+from tsdoc.store.survey import survey
+from tsdoc.store.uses import EntryUse
 from tsdoc.store.writer import Writer
 
 _META_LIMIT = 1 << 20
