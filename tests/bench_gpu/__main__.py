@@ -1,7 +1,7 @@
 """Figures of the CUDA backend, each beside a ceiling or full attention measured on the spot.
 
     python -m tests.bench_gpu ceilings attention decode prefill transfer store load trade equal \
-        index index_decode out_of_core host_steps
+        index index_decode out_of_core host_steps weights
 
 Shape of Qwen2-7B, random weights, bfloat16; times are medians in milliseconds. FlashInfer is
 measured beside it where it is installed.
@@ -29,6 +29,7 @@ from tests.bench_gpu.index import index
 from tests.bench_gpu.load import load
 from tests.bench_gpu.out_of_core import out_of_core
 from tests.bench_gpu.prefill import prefill, store, trade, transfer
+from tests.bench_gpu.weights import weights
 from tsdoc.engine.decoder import Decoder
 from tsdoc.engine.engine import Engine
 from tsdoc.engine.fused_decoder import FusedDecoder
@@ -130,6 +131,7 @@ def main() -> None:
         "equal": equal,
         "index": lambda: index(tokens),
         "load": lambda: load(min(tokens, 262_144)),
+        "weights": weights,
     }
     unknown = set(options.parts) - whole.keys() - single.keys()
     if unknown:

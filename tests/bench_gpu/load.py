@@ -24,7 +24,7 @@ from tests.bench_gpu.common import (
 from tsdoc.kernels import transfer
 from tsdoc.kernels.kv import KVPiece
 from tsdoc.kernels.rope import make_rope_table
-from tsdoc.kernels.transfer_lane import STAGING_BYTES
+from tsdoc.kernels.staging import STAGING_BYTES
 from tsdoc.store import Store
 
 BLOCK = 8192

@@ -123,6 +123,6 @@ def test_weights_that_the_config_has_no_place_for_are_refused(
     config = dataclasses.replace(make_config(oracle), **changes)
     weights = oracle.state_dict() | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
     with pytest.raises(ModelError, match=r"the weights hold model\.layers\.\S+, for which"):
-        read_weights(config, weights, torch.float32, torch.device("cpu"))
+        read_weights(config, weights)
     whole = make_config(oracle)
-    assert read_weights(whole, weights, torch.float32, torch.device("cpu")).layer(0) is not None
+    assert read_weights(whole, weights).layer(0) is not None

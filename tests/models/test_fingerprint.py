@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import time
@@ -13,7 +14,9 @@ from tsdoc.errors import ModelError
 from tsdoc.home import Home
 from tsdoc.models import fingerprint
 from tsdoc.models.fingerprint import (
+    OnRead,
     content_hash,
+    content_hashes,
     file_sha256,
     model_fingerprint,
     tokenizer_fingerprint,
@@ -62,8 +65,48 @@ def test_unchanged_weights_are_hashed_once(
 ) -> None:
     wait_a_grain()
     before = content_hash(copy / "model.safetensors", home)
-    monkeypatch.setattr(fingerprint, "file_sha256", lambda path: "hashed again")
+    monkeypatch.setattr(fingerprint, "file_sha256", lambda path, on_read: "hashed again")
     assert content_hash(copy / "model.safetensors", home) == before
+
+
+def test_files_are_hashed_side_by_side(home: Home, tmp_path: Path) -> None:
+    """Each once, also where two of them are one; what was read is said meanwhile."""
+    paths = [tmp_path / name for name in ("a", "b", "a", "c")]
+    for number, path in enumerate(paths):
+        path.write_bytes(bytes([number]) * 1000)
+    wait_a_grain()
+    said: list[tuple[int, int]] = []
+    found = content_hashes(paths, home, lambda done, total: said.append((done, total)))
+    assert found == [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths]
+    assert all(done <= total == 3000 for done, total in said)
+    remembered = json.loads((home.models / "content-hashes.json").read_text())
+    assert set(remembered) == {str(path) for path in paths}
+    assert content_hashes(paths, home) == found
+
+
+def test_one_file_that_cannot_be_read_stops_the_others(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once, not when they are done."""
+    large, missing = tmp_path / "large", tmp_path / "pipe"
+    large.write_bytes(bytes(10_000))
+    os.mkfifo(missing)
+    monkeypatch.setattr(fingerprint, "_PART_BYTES", 1)
+    monkeypatch.setattr(fingerprint, "_SHOWN_S", 60)
+    counts: list[int] = []
+
+    def read_slowly(path: Path, on_read: OnRead) -> str:
+        def on_part(count: int) -> None:
+            on_read(count)
+            counts.append(count)
+            time.sleep(0.001)
+
+        return file_sha256(path, on_part)
+
+    monkeypatch.setattr(fingerprint, "file_sha256", read_slowly)
+    with pytest.raises(ModelError, match="pipe"):
+        content_hashes([large, missing], home)
+    assert len(counts) < 10_000
 
 
 def test_a_file_that_changed_just_now_is_not_remembered(home: Home, tmp_path: Path) -> None:
@@ -80,8 +123,8 @@ class Meanwhile:
         self.readings = 0
         self._change, self._times = change, times
 
-    def __call__(self, path: Path) -> str:
-        digest = file_sha256(path)
+    def __call__(self, path: Path, on_read: OnRead) -> str:
+        digest = file_sha256(path, on_read)
         self.readings += 1
         if self.readings <= self._times:
             time.sleep(0.02)  # more than the clock's grain, so that ctime shows it

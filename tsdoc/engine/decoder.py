@@ -7,7 +7,7 @@ engine calls the pieces here in order (see `tsdoc.engine.forward`).
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Protocol
@@ -110,7 +110,7 @@ class Decoder:
         self._workers = workers or Workers()
         half = dtype == torch.bfloat16
         self._products = HalfProducts(self._workers) if half else Products(self._workers)
-        parts = read_weights(config, weights, dtype, torch.device("cpu"))
+        parts = read_weights(config, weights, lambda tensor: tensor.to(dtype))
         self._embedding, self._norm, self._head = parts.embedding, parts.norm, parts.head
         self._layers = [parts.layer(number) for number in range(config.num_layers)]
 
@@ -185,7 +185,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderWeights:
-    """A checkpoint's tensors in the wanted type; layers are taken one at a time."""
+    """A checkpoint's tensors; layers are taken one at a time."""
 
     embedding: torch.Tensor
     norm: torch.Tensor
@@ -201,16 +201,20 @@ class DecoderWeights:
 def read_weights(
     config: ModelConfig,
     weights: Mapping[str, torch.Tensor],
-    dtype: torch.dtype,
-    device: torch.device,
+    convert: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor,
 ) -> DecoderWeights:
     """Takes what is outside the layers.
+
+    Args:
+        config: Shape of the model.
+        weights: Checkpoint tensors by their Hugging Face names.
+        convert: What is done to each that is taken; as they are stored by default.
 
     Raises:
         ModelError: a tensor is missing or has the wrong shape, or a layer has one more.
     """
     _refuse_what_has_no_place(config, weights)
-    take = _Taker(weights, dtype, device)
+    take = _Taker(weights, convert)
     hidden = config.hidden_size
     embedding = take("model.embed_tokens.weight", config.vocab_size, hidden)
     return DecoderWeights(
@@ -243,11 +247,12 @@ class _Taker:
     """Takes tensors out of a checkpoint with their expected shapes."""
 
     def __init__(
-        self, weights: Mapping[str, torch.Tensor], dtype: torch.dtype, device: torch.device
+        self,
+        weights: Mapping[str, torch.Tensor],
+        convert: Callable[[torch.Tensor], torch.Tensor],
     ) -> None:
         self._weights = weights
-        self._dtype = dtype
-        self._device = device
+        self._convert = convert
 
     def __call__(self, name: str, *shape: int) -> torch.Tensor:
         if name not in self._weights:
@@ -255,7 +260,7 @@ class _Taker:
         tensor = self._weights[name]
         if tuple(tensor.shape) != shape:
             raise ModelError(f"{name} is {list(tensor.shape)} where the config says {list(shape)}")
-        return tensor.to(self._device, self._dtype)
+        return self._convert(tensor)
 
     def optional(self, wanted: bool, name: str, *shape: int) -> torch.Tensor | None:
         return self(name, *shape) if wanted else None

@@ -16,6 +16,7 @@ from tsdoc.engine.decoder import LayerWeights, read_weights
 from tsdoc.engine.tensor_split import UNSPLIT, TensorSplit
 from tsdoc.kernels.triton.elementwise import rms_norm, silu_mul
 from tsdoc.kernels.triton.gemv import multiply_row
+from tsdoc.kernels.upload import Upload
 from tsdoc.models.config import ModelConfig
 
 MLP_ROWS = 16_384  # rows of the wide intermediate held at a time
@@ -66,9 +67,15 @@ class FusedDecoder:
         self.dtype = dtype
         self._split = split
         self._device = device
-        parts = read_weights(config, weights, dtype, device)
-        self._embedding, self._norm, self._head = parts.embedding, parts.norm, parts.head
-        self._layers = [_fuse(parts.layer(number)) for number in range(config.num_layers)]
+        parts = read_weights(config, weights)
+        with Upload(device, dtype) as upload:
+            self._embedding = upload.stack(parts.embedding)
+            self._norm = upload.stack(parts.norm)
+            tied = parts.head is parts.embedding
+            self._head = self._embedding if tied else upload.stack(parts.head)
+            self._layers = [
+                _fuse(upload, parts.layer(number)) for number in range(config.num_layers)
+            ]
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """See `DecoderPart.embed`."""
@@ -163,26 +170,25 @@ class FusedDecoder:
         return self._split.join(F.linear(x, self._head).float())
 
 
-def _fuse(w: LayerWeights) -> _FusedLayer:
+def _fuse(upload: Upload, w: LayerWeights) -> _FusedLayer:
+    def stack(*parts: torch.Tensor | None) -> torch.Tensor | None:
+        present = [part for part in parts if part is not None]
+        return upload.stack(*present) if present else None
+
     return _FusedLayer(
-        input_norm=w.input_norm,
-        qkv=torch.cat((w.q, w.k, w.v)),
-        qkv_bias=_stack(w.q_bias, w.k_bias, w.v_bias),
-        q_norm=w.q_norm,
-        k_norm=w.k_norm,
-        o=w.o,
-        o_bias=w.o_bias,
-        post_norm=w.post_norm,
-        gate_up=torch.cat((w.gate, w.up)),
-        gate_up_bias=_stack(w.gate_bias, w.up_bias),
-        down=w.down,
-        down_bias=w.down_bias,
+        input_norm=upload.stack(w.input_norm),
+        qkv=upload.stack(w.q, w.k, w.v),
+        qkv_bias=stack(w.q_bias, w.k_bias, w.v_bias),
+        q_norm=stack(w.q_norm),
+        k_norm=stack(w.k_norm),
+        o=upload.stack(w.o),
+        o_bias=stack(w.o_bias),
+        post_norm=upload.stack(w.post_norm),
+        gate_up=upload.stack(w.gate, w.up),
+        gate_up_bias=stack(w.gate_bias, w.up_bias),
+        down=upload.stack(w.down),
+        down_bias=stack(w.down_bias),
     )
-
-
-def _stack(*biases: torch.Tensor | None) -> torch.Tensor | None:
-    present = [bias for bias in biases if bias is not None]
-    return torch.cat(present) if present else None
 
 
 def _add_product(

@@ -21,7 +21,8 @@ import torch
 from tsdoc.kernels.host_pool import PAGE_SIZE
 from tsdoc.kernels.kv import KVPiece, UncheckedRows
 from tsdoc.kernels.page_pool import PagePool
-from tsdoc.kernels.transfer_lane import STAGING_BYTES, Lane
+from tsdoc.kernels.staging import STAGING_BYTES
+from tsdoc.kernels.transfer_lane import Lane
 from tsdoc.kernels.triton.page_digest import can_digest, digests, page_sums
 
 NUM_WORKERS = 12
@@ -86,6 +87,11 @@ class Transfer:
         self._checks_there = wanted and can_digest(pool.keys[0])
         self._workers = ThreadPoolExecutor(NUM_WORKERS, thread_name_prefix="tsdoc-kv")
         self._local = threading.local()
+        self._ready = self._workers.submit(self._check_nothing)
+
+    def wait_ready(self) -> None:
+        """Returns once kernels can be launched: the first in a process takes half a second."""
+        self._ready.result()
 
     def load(self, pieces: Sequence[KVPiece], end: int) -> None:
         """Makes [0, end) resident, checking every page that is read.
@@ -107,6 +113,15 @@ class Transfer:
             for _, part, _ in parts:
                 part.abandon()
             raise
+
+    def _check_nothing(self) -> None:
+        """Launches the checksums' kernel, beside whatever else is loaded."""
+        if self._on_cuda and self._checks_there:
+            row = self._pool.keys[0].shape[1:]
+            with torch.cuda.device(self._device):
+                page = self._pool.keys[0].new_zeros(PAGE_SIZE, *row)
+                first = torch.zeros(1, dtype=torch.int32, device=self._device)
+                page_sums(page, page, first, first).cpu()
 
     def _confirm(self, copied: Sequence[_Copied]) -> None:
         """Checks what has arrived, where it is.

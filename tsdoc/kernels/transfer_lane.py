@@ -1,18 +1,16 @@
-"""What one thread that moves K and V has of its own: a stream, pinned buffers, and rows in them."""
+"""What one thread that moves K and V has of its own: staging buffers, and rows in them."""
 
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
 
 from tsdoc.kernels.kv import KVArray
 from tsdoc.kernels.page_pool import PagePool
-
-STAGING_BYTES = 16 << 20
-NUM_BUFFERS = 2
+from tsdoc.kernels.staging import NUM_BUFFERS, STAGING_BYTES, Staging
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +35,8 @@ class LaneRows:
 class Lane:
     """One thread's stream and its buffers.
 
-    Of two pinned ones, one is filled while the other's rows travel. A third is on the device: there
-    K and V of a token still lie side by side.
+    Besides two pinned ones there is one on the device: there K and V of a token still lie side by
+    side.
 
     Args:
         pool: Whose rows travel.
@@ -49,23 +47,17 @@ class Lane:
         self._pool = pool
         self._device = device
         self._on_cuda = device.type == "cuda"
-        # torch gives streams and events no types.
-        self._stream = torch.cuda.Stream(device) if self._on_cuda else None  # type: ignore[no-untyped-call]
-        self._staging = [torch.empty(0, dtype=torch.uint8) for _ in range(NUM_BUFFERS)]
+        self._staging = Staging(device)
         self._there = torch.empty(0, dtype=torch.uint8)
         self._rows: list[LaneRows | None] = [None] * NUM_BUFFERS
-        self._sent: list[torch.cuda.Event | None] = [None] * NUM_BUFFERS
-        self._turn = 0
 
     def stage(self, num_tokens: int) -> LaneRows:
         """The next rows, free to be filled."""
-        self._turn = (self._turn + 1) % NUM_BUFFERS
-        sent, rows = self._sent[self._turn], self._rows[self._turn]
-        if sent is not None:
-            sent.synchronize()
+        turn = self._staging.take()
+        rows = self._rows[turn]
         moved = rows is not None and (rows.there is rows.host) != self._pool.on_host
         if rows is None or moved or len(rows.array) != num_tokens:
-            rows = self._rows[self._turn] = self._cut(num_tokens)
+            rows = self._rows[turn] = self._cut(num_tokens)
         return rows
 
     def send(self, rows: LaneRows) -> None:
@@ -73,11 +65,7 @@ class Lane:
         if rows.there is rows.host:
             return
         rows.there.copy_(rows.host, non_blocking=self._on_cuda)
-        if self._on_cuda:
-            sent = self._sent[self._turn]
-            if sent is None:
-                sent = self._sent[self._turn] = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            sent.record()
+        self._staging.sent()
 
     def fetch(self, rows: LaneRows) -> None:
         """Returns once rows have arrived from where the pool is."""
@@ -87,30 +75,22 @@ class Lane:
 
     def wait(self) -> None:
         """Returns once all copies have arrived."""
-        if self._stream is not None:
-            self._stream.synchronize()
+        self._staging.wait()
 
     def stream(self) -> AbstractContextManager[object]:
         """Makes the thread's stream the current one."""
-        if self._stream is None:
-            return nullcontext()
-        context: AbstractContextManager[object] = torch.cuda.stream(self._stream)
-        return context
+        return self._staging.stream()
 
     def _cut(self, num_tokens: int) -> LaneRows:
-        """Rows in the buffer whose turn it is, which grows if it has to."""
+        """Rows in the buffer whose turn it is."""
         like = self._pool.keys[0]
         shape = (num_tokens, 2, *like.shape[1:])
         num_bytes = math.prod(shape) * like.dtype.itemsize
-        size = max(STAGING_BYTES, num_bytes)
-        if len(self._staging[self._turn]) < num_bytes:
-            self._staging[self._turn] = torch.empty(
-                size, dtype=torch.uint8, pin_memory=self._on_cuda
-            )
-        host = self._staging[self._turn][:num_bytes].view(like.dtype).view(shape)
+        host = self._staging.bytes(num_bytes).view(like.dtype).view(shape)
         there = host
         if not self._pool.on_host:
             if len(self._there) < num_bytes:
+                size = max(STAGING_BYTES, num_bytes)
                 self._there = torch.empty(size, dtype=torch.uint8, device=self._device)
             there = self._there[:num_bytes].view(like.dtype).view(shape)
         return LaneRows(

@@ -82,6 +82,7 @@ class TritonBackend:
         index: IndexWatch | None = None,
     ) -> TritonCache:
         """See `Backend.cache`."""
+        self._parts.transfer.wait_ready()
         end = max(piece.start + piece.capacity for piece in pieces)
         if end > self.pool.capacity:
             self._check_memory(end)

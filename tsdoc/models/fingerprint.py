@@ -12,7 +12,10 @@ import hashlib
 import json
 import os
 import tempfile
+import threading
 import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, CancelledError, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from tsdoc.errors import ModelError, ResourceError, StoreError
@@ -27,18 +30,32 @@ TOKENIZER_FILES = (
     "special_tokens_map.json",
     "chat_template.jinja",
 )
+OnProgress = Callable[[int, int], None]
+OnRead = Callable[[int], None]
+_NUM_READERS = 4
+_PART_BYTES = 1 << 20
+_SHOWN_S = 0.2
 _CACHE_NAME = "content-hashes.json"
 _GRAIN_NS = 100_000_000
 _MAX_ENTRIES = 1000
 
 
-def model_fingerprint(directory: Path, home: Home) -> str:
+def model_fingerprint(
+    directory: Path, home: Home, on_progress: OnProgress = lambda done, total: None
+) -> str:
     """Returns the hex digest over weights, tokenizer, template and configuration.
+
+    Args:
+        directory: The model's.
+        home: Where hashes of weights are remembered.
+        on_progress: As of `content_hashes`.
 
     Raises:
         ModelError: a file is missing or cannot be read.
     """
-    weights = [(path.name, content_hash(path, home)) for path in weight_files(directory)]
+    paths = weight_files(directory)
+    digests = content_hashes(paths, home, on_progress)
+    weights = [(path.name, digest) for path, digest in zip(paths, digests, strict=True)]
     return _combine(
         weights + _small_files(directory, (INDEX_FILE, *CONFIG_FILES, *TOKENIZER_FILES))
     )
@@ -50,26 +67,74 @@ def tokenizer_fingerprint(directory: Path) -> str:
 
 
 def content_hash(path: Path, home: Home) -> str:
-    """Returns the SHA-256 of a file, from the cache under `home.models` where that is safe.
+    """Returns the SHA-256 of one file; see `content_hashes`."""
+    return content_hashes([path], home)[0]
+
+
+def content_hashes(
+    paths: Sequence[Path], home: Home, on_progress: OnProgress = lambda done, total: None
+) -> list[str]:
+    """Returns the SHA-256 of each file, from the cache under `home.models` where that is safe.
+
+    Args:
+        paths: The files. Several are read at a time: a core hashes slower than disks read.
+        home: Where hashes are remembered.
+        on_progress: Called with bytes read and bytes in all, if any have to be read.
 
     Raises:
-        ModelError: it cannot be read, or changes while it is read.
+        ModelError: one cannot be read, or changes while it is read.
     """
-    key = str(path.resolve())
     cache_path = _cache_path(home)
     cache = _read_cache(cache_path) if cache_path is not None else {}
-    known = cache.get(key)
-    if isinstance(known, list) and len(known) == 2 and known[0] == _identity(path):
-        return str(known[1])
-    digest, identity = _hash_unchanged(path)
-    if cache_path is not None and identity is not None:
-        cache.pop(key, None)
-        cache[key] = [identity, digest]
-        _write_cache(cache_path, dict(list(cache.items())[-_MAX_ENTRIES:]))
-    return digest
+    keys = [str(path.resolve()) for path in paths]
+    known = {
+        key: str(entry[1])
+        for path, key in zip(paths, keys, strict=True)
+        if isinstance(entry := cache.get(key), list)
+        and len(entry) == 2
+        and entry[0] == _identity(path)
+    }
+    unknown = {key: path for path, key in zip(paths, keys, strict=True) if key not in known}
+    if unknown:
+        hashed = _hash_all(list(unknown.values()), on_progress)
+        for key, (digest, identity) in zip(unknown, hashed, strict=True):
+            known[key] = digest
+            if identity is not None:
+                cache.pop(key, None)
+                cache[key] = [identity, digest]
+        if cache_path is not None and any(identity is not None for _, identity in hashed):
+            _write_cache(cache_path, dict(list(cache.items())[-_MAX_ENTRIES:]))
+    return [known[key] for key in keys]
 
 
-def _hash_unchanged(path: Path) -> tuple[str, list[int] | None]:
+def _hash_all(paths: Sequence[Path], on_progress: OnProgress) -> list[tuple[str, list[int] | None]]:
+    """What `_hash_unchanged` returns of each; ends at once if this is interrupted."""
+    total = sum(_identity(path)[2] for path in paths)
+    read = [0] * len(paths)
+    ended = threading.Event()
+
+    def hash_one(number: int) -> tuple[str, list[int] | None]:
+        def on_read(count: int) -> None:
+            if ended.is_set():
+                raise CancelledError
+            read[number] = count
+
+        return _hash_unchanged(paths[number], on_read)
+
+    with ThreadPoolExecutor(_NUM_READERS, thread_name_prefix="tsdoc-hash") as readers:
+        tasks = [readers.submit(hash_one, number) for number in range(len(paths))]
+        try:
+            while (state := wait(tasks, _SHOWN_S, FIRST_EXCEPTION)).not_done:
+                for task in state.done:
+                    task.result()  # raises what it raised
+                on_progress(sum(read), total)
+            return [task.result() for task in tasks]
+        finally:
+            ended.set()
+            readers.shutdown(cancel_futures=True)
+
+
+def _hash_unchanged(path: Path, on_read: OnRead) -> tuple[str, list[int] | None]:
     """Returns the SHA-256 of a file to which nobody writes, and what to remember it with.
 
     Where ctime alone changes meanwhile, a hard link to the file was made or removed, or somebody
@@ -80,7 +145,7 @@ def _hash_unchanged(path: Path) -> tuple[str, list[int] | None]:
     while True:
         started_ns = time.time_ns()
         before = _identity(path)
-        digest = file_sha256(path)
+        digest = file_sha256(path, on_read)
         after = _identity(path)
         if after == before:
             return digest, before if started_ns - before[-1] > _GRAIN_NS else None
@@ -91,15 +156,24 @@ def _hash_unchanged(path: Path) -> tuple[str, list[int] | None]:
         earlier = digest
 
 
-def file_sha256(path: Path) -> str:
+def file_sha256(path: Path, on_read: OnRead = lambda count: None) -> str:
     """Returns the SHA-256 of a file's content as hex.
+
+    Args:
+        path: The file.
+        on_read: Called with the bytes that have been read, again and again.
 
     Raises:
         ModelError: it cannot be read.
     """
+    digest, part, count = hashlib.sha256(), memoryview(bytearray(_PART_BYTES)), 0
     try:
         with open_regular(path) as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+            while size := file.readinto(part):
+                digest.update(part[:size])
+                count += size
+                on_read(count)
+            return digest.hexdigest()
     except OSError as error:
         raise ModelError(f"cannot be read ({error.strerror})", where=str(path)) from error
 

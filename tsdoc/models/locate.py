@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from tsdoc.home import Home
@@ -61,8 +62,8 @@ def locate_model(
         home: Where converted models and the record of the default go.
         offline: Forbids every use of the network.
         confirm: Asked before a download.
-        on_progress: Called with (stage, bytes done, bytes in all); stages are "download" and
-            "convert".
+        on_progress: Called with (stage, bytes done, bytes in all); stages are "download", "convert"
+            and "hash weights".
         access: Hub, package index and GPU memory; by default the real ones and no GPU.
 
     Raises:
@@ -70,11 +71,12 @@ def locate_model(
             kind tsdoc does not run.
         ResourceError: not enough free disk.
     """
+    report = on_progress or _ignore_progress
     search = Search(
         home=home,
         offline=offline,
         confirm=confirm,
-        on_progress=on_progress or _ignore_progress,
+        on_progress=report,
         access=access or real_access(),
         with_weights=True,
     )
@@ -84,7 +86,7 @@ def locate_model(
         name=name_of(settings),
         directory=directory,
         config=config,
-        fingerprint=model_fingerprint(directory, home),
+        fingerprint=model_fingerprint(directory, home, partial(report, "hash weights")),
         tokenizer_fingerprint=tokenizer_fingerprint(directory),
         licence=settings.licence,
         licence_url=settings.licence_url,

@@ -121,8 +121,9 @@ def test_what_changed_on_its_way_is_not_used(
         values[int(page_table[3]) * PAGE + 100] += 1.0
         return sums(keys, values, page_table, pages)
 
-    monkeypatch.setattr("tsdoc.kernels.transfer.page_sums", changed)
     backend, transfer = begin(entry, device)
+    transfer.wait_ready()
+    monkeypatch.setattr("tsdoc.kernels.transfer.page_sums", changed)
     with entry, pytest.raises(CorruptPageError, match="does not match"):
         transfer.load(entry.pieces, NUM_TOKENS)
     assert backend.pool.resident == 0
