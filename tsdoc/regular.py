@@ -8,6 +8,8 @@ import stat
 from io import BufferedReader
 from pathlib import Path
 
+OWN_LIMIT = 256 << 20
+
 
 class NotRegularError(OSError):
     """A pipe, a socket or a device stands where a file is needed."""
@@ -45,3 +47,17 @@ def open_regular(path: Path, *, follow: bool = True) -> BufferedReader:
     except OSError:
         os.close(descriptor)
         raise
+
+
+def read_own(path: Path) -> bytes:
+    """Returns the content of a small file that tsdoc keeps for itself; links are not followed.
+
+    Raises:
+        OSError: there is none, it cannot be read, or it is nothing that tsdoc wrote: a link, a
+            pipe, a device, or larger than any such file.
+    """
+    with open_regular(path, follow=False) as file:
+        data = file.read(OWN_LIMIT + 1)
+    if len(data) > OWN_LIMIT:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
+    return data

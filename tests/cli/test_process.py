@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -148,6 +149,26 @@ def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
     assert done.stderr.splitlines()[-1] == (
         "tsdoc: stdout: the output cannot be written (No space left on device)"
     )
+
+
+def test_a_pipe_that_does_not_block_loses_nothing(tmp_path: Path) -> None:
+    """However slowly it is read."""
+    book = tmp_path / "book.txt"
+    book.write_text("All of it has to arrive.\n" * 20_000)
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    with subprocess.Popen(
+        [sys.executable, "-m", "tsdoc", "text", str(book)],
+        env=ENVIRONMENT,
+        stdout=write_end,
+        stderr=subprocess.PIPE,
+    ) as process:
+        os.close(write_end)
+        time.sleep(1.5)  # the pipe is full by now
+        with os.fdopen(read_end, "rb") as pipe:
+            arrived = pipe.read()
+    assert process.returncode == 0
+    assert arrived.count(b"All of it has to arrive.") == 20_000
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")

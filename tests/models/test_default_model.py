@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -136,7 +137,14 @@ def test_use_refuses_a_path_without_a_model_that_can_be_run(
     assert read_default(home) is None
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"name": "tiny"}'])
+def test_a_record_that_is_a_pipe_is_not_waited_for(home: Home) -> None:
+    home.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.mkfifo(default_path(home))
+    with pytest.raises(ModelError, match=r"damaged .*not a regular file"):
+        read_default(home)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"name": "tiny"}', "[" * 200_000])
 def test_a_damaged_record_says_how_to_write_it_anew(home: Home, text: str) -> None:
     set_default(home, "tiny")
     default_path(home).write_text(text)

@@ -187,11 +187,33 @@ def test_a_file_that_is_being_written_is_refused(
         content_hash(path, home)
 
 
-def test_a_damaged_cache_only_costs_hashing(home: Home, copy: Path) -> None:
+@pytest.mark.parametrize("damage", ['{"half": ', "[" * 200_000, "5", '{"a": "\xff"}'])
+def test_a_damaged_cache_only_costs_hashing(home: Home, copy: Path, damage: str) -> None:
     wait_a_grain()
     before = content_hash(copy / "model.safetensors", home)
-    (home.models / "content-hashes.json").write_text('{"half": ')
+    (home.models / "content-hashes.json").write_text(damage, "latin-1")
     assert content_hash(copy / "model.safetensors", home) == before
+
+
+def test_what_is_remembered_has_to_be_a_hash(home: Home, copy: Path) -> None:
+    wait_a_grain()
+    weights, cache = copy / "model.safetensors", home.models / "content-hashes.json"
+    before = content_hash(weights, home)
+    remembered = json.loads(cache.read_text())
+    remembered[str(weights)][1] = 5
+    cache.write_text(json.dumps(remembered))
+    assert content_hash(weights, home) == before
+    assert json.loads(cache.read_text())[str(weights)][1] == before
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+def test_a_cache_that_is_no_file_is_not_read(
+    home: Home, copy: Path, make: Callable[[Path], None]
+) -> None:
+    home.models.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make(home.models / "content-hashes.json")
+    weights = copy / "model.safetensors"
+    assert content_hash(weights, home) == hashlib.sha256(weights.read_bytes()).hexdigest()
 
 
 def test_the_tokenizer_has_its_own_fingerprint(copy: Path) -> None:

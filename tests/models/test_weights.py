@@ -59,8 +59,9 @@ def test_an_index_cannot_reach_out_of_its_directory(tmp_path: Path, weight_map: 
         open_weights(tmp_path)
 
 
-def test_a_damaged_index_is_a_model_error(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors.index.json").write_text("{")
+@pytest.mark.parametrize("text", ["{", "[" * 200_000])
+def test_a_damaged_index_is_a_model_error(tmp_path: Path, text: str) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(text)
     with pytest.raises(ModelError, match="cannot be read"):
         open_weights(tmp_path)
 

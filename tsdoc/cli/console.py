@@ -7,6 +7,7 @@ end; any other failure to write is a `ResourceError`.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import json
@@ -223,7 +224,15 @@ def standard_terminal() -> Terminal:
 
     Then stdin is at its end, notes are lost, and an answer cannot be written. A replacement stays
     open for the life of the process.
+
+    Where whoever started tsdoc made a pipe non-blocking, it is made blocking again: Python drops
+    what such a pipe has no room for, and says nothing.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            # It is closed or no file, or Windows cannot do it.
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                os.set_blocking(stream.fileno(), True)
     nowhere = Path(os.devnull)
     return Terminal(
         stdin=sys.stdin or nowhere.open(encoding="utf-8"),

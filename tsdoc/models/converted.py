@@ -21,6 +21,7 @@ from pathlib import Path
 from tsdoc.home import Home, private_dir
 from tsdoc.models.download_plan import disk_errors
 from tsdoc.models.gguf_convert import CONVERTER_VERSION, convert_gguf, convert_tokenizer
+from tsdoc.regular import read_own
 
 _LABEL = "tsdoc-model.json"
 _PARTIAL = re.compile(r"\.partial-(?P<name>(?:gguf|tokenizer)-[0-9a-f]{16}-v\d+)-\w+", re.ASCII)
@@ -62,7 +63,7 @@ def list_converted(home: Home) -> list[ConvertedModel]:
     models = []
     for label in sorted(home.models.glob(f"gguf-*/{_LABEL}")):
         try:
-            value = json.loads(label.read_text("utf-8"))
+            value = json.loads(read_own(label))
             models.append(
                 ConvertedModel(
                     name=str(value["name"]),
@@ -72,7 +73,7 @@ def list_converted(home: Home) -> list[ConvertedModel]:
                     num_bytes=sum(path.stat().st_size for path in label.parent.iterdir()),
                 )
             )
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, RecursionError, KeyError, TypeError):
             continue  # damaged or being deleted: not a model
     return models
 

@@ -15,6 +15,7 @@ from tsdoc.home import Home, private_dir, write_error
 from tsdoc.models.directory import check_model_path
 from tsdoc.models.hub import Hub, HubModel
 from tsdoc.models.profiles import check_settings, list_profiles, load_profile
+from tsdoc.regular import read_own
 from tsdoc.settings import ModelSettings
 
 EMBEDDED = "embedded"
@@ -72,11 +73,11 @@ def read_default(home: Home) -> DefaultModel | None:
     """
     path = default_path(home)
     try:
-        value = json.loads(path.read_text("utf-8"))
+        value = json.loads(read_own(path))
         return DefaultModel(name=str(value["name"]), reason=str(value["reason"]))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
         raise ModelError(
             f"the record of the default model is damaged ({error})",
             where=str(path),

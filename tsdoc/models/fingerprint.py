@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import tempfile
 import threading
 import time
@@ -22,7 +23,7 @@ from tsdoc.errors import ModelError, ResourceError, StoreError
 from tsdoc.home import Home, private_dir
 from tsdoc.models.config import CONFIG_FILES
 from tsdoc.models.weights import INDEX_FILE, weight_files
-from tsdoc.regular import open_regular
+from tsdoc.regular import open_regular, read_own
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -35,6 +36,7 @@ OnRead = Callable[[int], None]
 _NUM_READERS = 4
 _PART_BYTES = 1 << 20
 _SHOWN_S = 0.2
+_SHA256 = re.compile("[0-9a-f]{64}")
 _CACHE_NAME = "content-hashes.json"
 _GRAIN_NS = 100_000_000
 _MAX_ENTRIES = 1000
@@ -93,6 +95,7 @@ def content_hashes(
         if isinstance(entry := cache.get(key), list)
         and len(entry) == 2
         and entry[0] == _identity(path)
+        and _SHA256.fullmatch(str(entry[1]))
     }
     unknown = {key: path for path, key in zip(paths, keys, strict=True) if key not in known}
     if unknown:
@@ -206,8 +209,8 @@ def _cache_path(home: Home) -> Path | None:
 
 def _read_cache(path: Path) -> dict[str, object]:
     # A damaged cache only costs hashing again.
-    with contextlib.suppress(OSError, ValueError):
-        value = json.loads(path.read_text("utf-8"))
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        value = json.loads(read_own(path))
         if isinstance(value, dict):
             return value
     return {}

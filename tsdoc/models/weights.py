@@ -103,7 +103,7 @@ def _weight_map(index: Path) -> dict[str, str]:
         if index.stat().st_size > _MAX_INDEX_BYTES:
             raise ModelError("the index is impossibly large", where=str(index))
         value = json.loads(index.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"the index cannot be read ({error})", where=str(index)) from error
     weight_map = value.get("weight_map") if isinstance(value, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tsdoc.home import write_error
+from tsdoc.regular import read_own
 
 
 def write_checked(path: Path, value: dict[str, Any]) -> None:
@@ -37,8 +38,8 @@ def read_checked(path: Path) -> dict[str, Any] | None:
     """Returns what `write_checked` wrote; None when it is missing, damaged, a link or foreign."""
     try:
         info = path.lstat()
-        if not path.is_symlink() and _is_ours(info):
-            checksum, _, body = path.read_bytes().partition(b"\n")
+        if _is_ours(info):
+            checksum, _, body = read_own(path).partition(b"\n")
             if hashlib.sha256(body).hexdigest().encode("ascii") == checksum:
                 value = json.loads(body)
                 return value if isinstance(value, dict) else None
