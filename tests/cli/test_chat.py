@@ -69,6 +69,15 @@ def test_commands(cli: Cli, services: FakeServices) -> None:
 
 
 @pytest.mark.parametrize("terminal", [False, True])
+def test_evidence_is_shown_where_it_is_asked_for(cli: Cli, terminal: bool) -> None:
+    result = cli("chat", "b.txt", terminal=terminal, stdin="Who?\n/evidence\n")
+    assert "about the answer to: Who?" in result.stderr
+    assert "1. " in result.stdout + result.stderr  # in a pipe stdout has the answers alone
+    off = ("chat", "b.txt", "--set", "evidence=0")
+    assert "switched off" in cli(*off, terminal=terminal, stdin="Who?\n/evidence\n").stderr
+
+
+@pytest.mark.parametrize("terminal", [False, True])
 def test_what_stands_behind_a_command_is_refused_and_paths_are_questions(
     cli: Cli, services: FakeServices, terminal: bool
 ) -> None:

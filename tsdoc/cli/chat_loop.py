@@ -94,7 +94,7 @@ class ChatLoop:
         turns = self._conversation.turns
         if not turns:
             self._run.terminal.say("nothing has been answered yet")
-        elif self._num_passages == 0:
+        elif self._most_passages == 0:
             self._run.terminal.say("evidence is switched off; --set evidence=3 switches it on")
         else:
             if turns[-1].evidence is None and self._answers:
@@ -110,15 +110,19 @@ class ChatLoop:
                 )
 
     @property
-    def _num_passages(self) -> int:
-        """Passages to look for; a pipe gets the answers alone."""
-        wanted = self._interactive or self._run.output.json
-        return self._conversation.session.settings.answer.evidence if wanted else 0
+    def _most_passages(self) -> int:
+        """Passages to look for."""
+        return self._conversation.session.settings.answer.evidence
+
+    @property
+    def _looks_unasked(self) -> bool:
+        """Whether passages are looked for without a command; a pipe gets the answers alone."""
+        return self._most_passages > 0 and (self._interactive or self._run.output.json)
 
     def _look(self) -> None:
         """Finds where the last answer comes from."""
         answer = self._answers[-1]
-        self._answers[-1] = look(self._run, self._conversation, answer, count=self._num_passages)
+        self._answers[-1] = look(self._run, self._conversation, answer, count=self._most_passages)
 
     def _say_tokens(self) -> None:
         session = self._conversation.session
@@ -146,7 +150,7 @@ class ChatLoop:
         try:
             self._answers.append(self._ask(question))
             # What is kept has to be found while it is known what the model looked at.
-            if self._num_passages and (self._conversation.name or self._run.output.json):
+            if self._looks_unasked and (self._conversation.name or self._run.output.json):
                 self._look_at_once()
         except (ResourceError, StoreError) as error:
             if not self._interactive:
@@ -172,7 +176,7 @@ class ChatLoop:
             if not as_json:
                 run.terminal.stream(text)
 
-        answer = conversation.ask(question, show, keep_queries=self._num_passages > 0)
+        answer = conversation.ask(question, show, keep_queries=self._most_passages > 0)
         if not as_json:
             run.terminal.line()
             run.terminal.flush()
