@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 from tests.cli.conftest import Cli
 from tsdoc.cli.app import build_app
@@ -22,11 +22,12 @@ EXPECTED = {
 }  # fmt: skip
 
 
-def commands(group: object, path: tuple[str, ...] = ()) -> Iterator[tuple[str, object]]:
+def commands(group: object, path: tuple[str, ...] = ()) -> Iterator[tuple[str, TyperCommand]]:
     if isinstance(group, TyperGroup):
         for name, child in group.commands.items():
             yield from commands(child, (*path, name))
     else:
+        assert isinstance(group, TyperCommand)
         yield " ".join(path), group
 
 
@@ -41,8 +42,8 @@ def test_these_are_the_commands() -> None:
 @pytest.mark.parametrize("name", ALL)
 def test_every_command_has_examples_that_parse(name: str) -> None:
     command = ALL[name]
-    epilog = command.epilog  # type: ignore[attr-defined]
-    assert command.help  # type: ignore[attr-defined]
+    epilog = command.epilog or ""
+    assert command.help
     assert epilog.startswith("Examples")
     lines = [
         line.strip() for line in epilog.splitlines() if re.match(r"(.*\| )?tsdoc ", line.strip())
@@ -54,8 +55,8 @@ def test_every_command_has_examples_that_parse(name: str) -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_every_option_is_explained(name: str) -> None:
-    params = ALL[name].params  # type: ignore[attr-defined]
-    assert all(param.help for param in params)
+    params = ALL[name].params
+    assert all(isinstance(param, TyperArgument | TyperOption) and param.help for param in params)
     options = {option for param in params for option in param.opts}
     assert {"--json", "--quiet", "--debug"} <= options
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from tests.kernels.triton.interpreter import mend_interpreter
 from tests.rank_processes import give, take_task
 from tsdoc.engine.engine import Engine
 from tsdoc.engine.evidence import look
@@ -83,7 +84,7 @@ def load(task: dict[str, Any], mesh: Mesh) -> Shard:
 def main() -> None:
     task, mesh = take_task()
     if task["kernels"] == "triton" and task["device"] == "cpu":
-        import tests.kernels.triton.conftest  # noqa: F401 - mends the interpreter
+        mend_interpreter()
     shard = load(task, mesh)
     selection = SelectionConfig(**task["selection"])
     engine = Engine(

@@ -10,19 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from tests.kernels.triton.interpreter import mend_interpreter
+
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # set by tests/conftest.py
 
 if importlib.util.find_spec("triton") and INTERPRETED:
-    from triton.runtime import interpreter
-
-    # The interpreter makes loop bounds of arrays of one element with int(), which numpy refuses.
-    patch_tensor = interpreter._patch_lang_tensor
-
-    def patch_tensor_and_index(tensor: Any, scope: Any) -> None:
-        patch_tensor(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
-
-    interpreter._patch_lang_tensor = patch_tensor_and_index
+    mend_interpreter()
 
 collect_ignore_glob = [] if importlib.util.find_spec("triton") else ["test_*.py"]
 
