@@ -171,6 +171,25 @@ def test_a_pipe_that_does_not_block_loses_nothing(tmp_path: Path) -> None:
     assert arrived.count(b"All of it has to arrive.") == 20_000
 
 
+def test_a_pipe_that_does_not_block_is_waited_for() -> None:
+    read_end, write_end = os.pipe()
+    os.set_blocking(read_end, False)
+    with subprocess.Popen(
+        [sys.executable, "-m", "tsdoc", "text", "-"],
+        env=ENVIRONMENT,
+        stdin=read_end,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        os.close(read_end)
+        with os.fdopen(write_end, "wb") as pipe:
+            time.sleep(1.5)  # it is empty, and not at its end
+            pipe.write(b"Late, but here.\n")
+        arrived, _ = process.communicate()
+    assert process.returncode == 0
+    assert b"Late, but here." in arrived
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("line", ["text missing.txt 2> /dev/full", "text x --json > /dev/full"])
 def test_an_error_that_cannot_be_said_keeps_its_exit_code(tmp_path: Path, line: str) -> None:

@@ -225,10 +225,10 @@ def standard_terminal() -> Terminal:
     Then stdin is at its end, notes are lost, and an answer cannot be written. A replacement stays
     open for the life of the process.
 
-    Where whoever started tsdoc made a pipe non-blocking, it is made blocking again: Python drops
-    what such a pipe has no room for, and says nothing.
+    What whoever started tsdoc made non-blocking is made blocking again: Python drops what such a
+    pipe has no room for, and takes one that is empty for its end, without a word.
     """
-    for stream in (sys.stdout, sys.stderr):
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
         if stream is not None:
             # It is closed or no file, or Windows cannot do it.
             with contextlib.suppress(OSError, ValueError, AttributeError):
