@@ -259,6 +259,28 @@ def test_a_name_that_several_entries_have_is_refused_with_their_ids(
     assert len(cli("cache", "list", "--json").json()["entries"]) == 3
 
 
+def test_entries_of_parts_of_a_document_say_which(cli: Cli, services: FakeServices) -> None:
+    store, found = Store(services.home().store), {}
+    for seed, part in enumerate(("pages 1-5", "section \x1b[31mScope", "")):
+        ids, meta = make_ids(700, seed=seed), {"part": part, "model": f"model-{seed}"}
+        with store.begin(KEY, SHAPE, ids, prefill_block=BLOCK, name="b.pdf", meta=meta) as writer:
+            prefill(writer, ids)
+            found[part] = writer.finish().entry_id[:10]
+    lines = cli("cache", "list").stdout.splitlines()
+    pages, section, whole = (
+        next(line for line in lines if line.startswith(found_id)) for found_id in found.values()
+    )
+    assert pages.endswith("b.pdf, pages 1-5")
+    assert "b.pdf, section " in section
+    assert "\x1b" not in section
+    assert whole.endswith(" b.pdf")
+    hint = cli("cache", "show", "b.pdf").stderr
+    assert f"{found['pages 1-5']} (700 tokens, pages 1-5)" in hint
+    assert f"{found['']} (700 tokens)" in hint
+    assert "pages 1-5" in cli("cache", "show", "b.pdf, pages 1-5").stdout
+    assert cli("cache", "remove", "b.pdf, pages 1-5").code == 0
+
+
 def test_entries_of_one_document_are_told_apart_by_their_settings(
     cli: Cli, services: FakeServices
 ) -> None:

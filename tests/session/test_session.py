@@ -323,6 +323,7 @@ def test_what_a_narrowing_option_did_is_said_again_from_the_record(
         said.append(reporter.warnings)
     assert "ingest" not in session.times_s
     assert said[0] == said[1]
+    assert session.part == "pages 1-2; section facts; without *.rst"
     assert [code for code, _, _ in said[0]] == [
         "pattern_without_match",
         "file_without_pages",
@@ -416,6 +417,7 @@ def test_an_entry_names_the_record_of_its_text(start: Start, home: Home) -> None
         assert record.name == session.record
         entry = Store(home.store).list()[0]
     assert entry.meta["record"] == record.name
+    assert entry.meta["part"] == ""
 
 
 @pytest.mark.parametrize(

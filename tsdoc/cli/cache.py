@@ -19,6 +19,7 @@ from tsdoc.cli.entries import (
     find_entries,
     show_entries,
     show_entry,
+    title,
 )
 from tsdoc.cli.kept import NAMED, Ids, named_entries, open_store
 from tsdoc.cli.options import Tuning
@@ -191,7 +192,7 @@ def cache_prune(run: Run, max_bytes: MaxBytes = None, *, tuning: Tuning) -> None
         run.answer({"removed": [entry_json(entry, rates) for entry in gone], "freed_bytes": freed})
         return
     for entry in gone:
-        run.terminal.line(f"{entry.entry_id[:ID_SHOWN]}  {entry.name}")
+        run.terminal.line(f"{entry.entry_id[:ID_SHOWN]}  {title(entry)}")
     run.terminal.line(f"removed {count(gone)}, {amount(freed, 'bytes')}")
 
 

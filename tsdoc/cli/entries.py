@@ -48,10 +48,11 @@ def _find_entry(entries: Sequence[EntryInfo], name: str) -> EntryInfo:
 
 
 def _is_called(entry: EntryInfo, name: str) -> bool:
-    shown = visible_line(entry.name)
+    shown = title(entry)
     # A narrow terminal cuts names; what was copied from there ends in "…".
     is_cut = name.endswith("…") and len(name) > 1 and shown.startswith(name[:-1])
-    return entry.entry_id.startswith(name) or name in (entry.name, shown) or is_cut
+    names = (entry.name, visible_line(entry.name), shown)
+    return entry.entry_id.startswith(name) or name in names or is_cut
 
 
 def _what_there_is(entries: Sequence[EntryInfo], name: str) -> str:
@@ -60,21 +61,34 @@ def _what_there_is(entries: Sequence[EntryInfo], name: str) -> str:
         return "Nothing is kept."
     likeness = [difflib.SequenceMatcher(None, name, entry.name).ratio() for entry in entries]
     order = sorted(range(len(entries)), key=lambda number: -likeness[number])
-    which = _listed([f"{_short(entries[n])} ({entries[n].name})" for n in order])
+    which = _listed([f"{_short(entries[n])} ({title(entries[n])})" for n in order])
     return f"There is {which}." if len(entries) == 1 else f"There are {which}."
 
 
 def _told_apart(entries: Sequence[EntryInfo]) -> list[str]:
-    """Names each entry by its id, its length, and the settings in which they differ."""
+    """Names each entry by its id, its length, its part, and in what else they differ."""
     keys = {key for entry in entries for key in entry.model}
     differ = {key for key in keys if len({str(entry.model.get(key)) for entry in entries}) > 1}
     named = []
     for entry in entries:
         # A model's name is a digest and RoPE a table: neither says anything on one line.
         settings = sorted((differ & entry.model.keys()) - {"model", "rope"})
-        what = [f"{entry.num_tokens:,} tokens", *(f"{key} {entry.model[key]}" for key in settings)]
-        named.append(f"{_short(entry)} ({', '.join(what)})")
+        what = [f"{entry.num_tokens:,} tokens", _part(entry)]
+        if "model" in differ:
+            what.append(visible_line(str(entry.meta.get("model", ""))))
+        what += [f"{key} {entry.model[key]}" for key in settings]
+        named.append(f"{_short(entry)} ({', '.join(filter(None, what))})")
     return named
+
+
+def _part(entry: EntryInfo) -> str:
+    """What of its sources an entry holds; "" for all, and for what an earlier tsdoc kept."""
+    return visible_line(str(entry.meta.get("part", "")))
+
+
+def title(entry: EntryInfo) -> str:
+    """Returns an entry's name and, of a part, which: "manual.pdf, pages 1-5"."""
+    return ", ".join(filter(None, (visible_line(entry.name), _part(entry))))
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -174,7 +188,7 @@ def show_entries(
             status(entry),
             age(entry.last_used),
             redo(entry, rates),
-            entry.name,
+            title(entry),
         )
         for entry in entries
     ]
@@ -205,6 +219,7 @@ def show_entry(
     rows = [
         ("id", entry.entry_id),
         ("document", entry.name or UNKNOWN),
+        *([("part", _part(entry))] if _part(entry) else []),
         ("status", ": ".join(filter(None, (status(entry), entry.problem or _meaning(entry))))),
         ("tokens", f"{entry.num_tokens:,}{done}" if entry.num_tokens else UNKNOWN),
         ("size", _describe_size(entry, entries)),
@@ -224,7 +239,7 @@ def _describe_size(entry: EntryInfo, entries: Sequence[EntryInfo]) -> str:
     own, shared = (format_bytes(part) for part in _size_parts(entry))
     if not entry.shared_with:
         return f"{size}; removing it frees {own}"
-    others = [f"{_short(e)} ({e.name})" for e in entries if e.entry_id in entry.shared_with]
+    others = [f"{_short(e)} ({title(e)})" for e in entries if e.entry_id in entry.shared_with]
     return f"{size}: {own} its own, freed by removing it; {shared} shared with {_listed(others)}"
 
 
@@ -249,7 +264,7 @@ def show_states(run: Run, states: Sequence[tuple[EntryInfo, str, str]]) -> None:
             _short(entry),
             state,
             *((done,) if with_done else ()),
-            entry.name,
+            title(entry),
         )
         for entry, state, done in states
     ]

@@ -63,3 +63,20 @@ class IngestOptions:
     password: str | None = field(default=None, repr=False)
     strict: bool = False
     limits: Limits = field(default_factory=Limits)
+
+    @property
+    def part(self) -> str:
+        """What of the sources is read, for people: "pages 1-5, 9-"; "" for all."""
+        said = []
+        if self.pages is not None:
+            ranges = (_page_range(first, last) for first, last in self.pages)
+            said.append(f"pages {', '.join(ranges)}")
+        if self.section is not None:
+            said.append(f"section {self.section}")
+        said += [f"only {glob}" for glob in self.include]
+        said += [f"without {glob}" for glob in self.exclude]
+        return "; ".join(said)
+
+
+def _page_range(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first}-{'' if last == LAST_PAGE else last}"

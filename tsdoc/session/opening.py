@@ -117,6 +117,7 @@ def open_session(
         warnings=list(document.warnings),
         times_s=times,
         record=key,
+        part=ingest.part,
     )
 
 

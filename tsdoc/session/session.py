@@ -63,6 +63,7 @@ class Session:
         warnings: Trouble with parts of the input, already reported.
         times_s: Seconds per stage so far.
         record: Key of the source record, which lives as long as the entry.
+        part: What of the sources was read, "" for all.
         device: Where the model runs.
     """
 
@@ -77,6 +78,7 @@ class Session:
     warnings: list[IngestWarning]
     times_s: dict[str, float]
     record: str
+    part: str
     device: Device = field(init=False)
     _kept: KeptPrompt = field(init=False)
     _engines: Engines = field(init=False)
@@ -113,6 +115,7 @@ class Session:
                 "num_files": len(self.document.files),
                 "model": self.model.name,
                 "record": self.record,
+                "part": self.part,
             },
             make_engine=self._engines.make,
             calibration=Calibration.of(settings, home=self.home, model_key=key.digest),
