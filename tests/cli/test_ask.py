@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Cli, FakeServices
+from tsdoc.cli.reporter import ConsoleReporter
 from tsdoc.progress import Reporter
 
 ANSWER = "The villain is Moriarty.\n"
@@ -52,6 +53,32 @@ def test_several_questions_are_answered_in_one_session(cli: Cli, services: FakeS
     piped = cli(*asked)
     assert piped.stdout == f"{ANSWER}\n{ANSWER}"
     assert [session.asked for session in services.sessions] == [["Who?", "Why?"]] * 2
+
+
+@pytest.mark.parametrize(
+    ("args", "piped", "shown"),
+    [((), False, None), ((), True, 2), (("--json",), True, 2)],
+)
+def test_how_far_an_answer_is_shows_where_it_does_not_itself(
+    cli: Cli,
+    args: tuple[str, ...],
+    piped: bool,
+    shown: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would take minutes without a word."""
+    counts: list[int] = []
+    advance = ConsoleReporter.advance
+
+    def noted(reporter: ConsoleReporter, done: int) -> None:
+        if reporter.stage is not None and reporter.stage.name == "answering":
+            counts.append(done)
+        advance(reporter, done)
+
+    monkeypatch.setattr(ConsoleReporter, "advance", noted)
+    result = cli("ask", "a.txt", "Who?", *args, terminal=True, piped_stdout=piped)
+    assert result.code == 0
+    assert max(counts, default=None) == shown
 
 
 def test_json_is_one_object(cli: Cli) -> None:

@@ -109,7 +109,9 @@ def test_an_answer_is_cut_between_words_on_a_terminal_and_exact_in_a_pipe(
     monkeypatch.setattr("os.get_terminal_size", lambda number: os.terminal_size((14, 24)))
     shown = cli("ask", "a.txt", "Who?", "--evidence", "0", terminal=True)
     assert shown.stdout == "The villain is\nMoriarty.\nYes\n"
-    assert "\n\n110 prompt" in shown.stderr
+    assert (
+        "\x1b[2K\n110 prompt" in shown.stderr
+    )  # an empty line, below where "answering" was erased
     monkeypatch.undo()
     assert cli("ask", "a.txt", "Who?").stdout == "The villain is Moriarty.\nYes\n"
 

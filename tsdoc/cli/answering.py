@@ -62,10 +62,9 @@ def answer_all(
     answers: list[Answer] = []
     for number, question in enumerate(questions):
         which = name_answer(number) if len(questions) > 1 else ""
-        show = _ignore if run.output.json else run.terminal.stream
         if not run.output.json:
             _separate(run, question, number, len(questions))
-        answer = session.ask(question, show, keep_queries=wanted.count > 0)
+        answer = _ask(run, session, question, keep_queries=wanted.count > 0)
         if not run.output.json:
             run.terminal.line()
             run.terminal.flush()
@@ -80,6 +79,30 @@ def answer_all(
         start_s = START_UP_S + answers[-1].times_s["first_token"]
         run.reporter.note(f"next questions on this document take about {start_s:.0f} s to start")
     return answers
+
+
+def _ask(run: Run, session: Session, question: str, *, keep_queries: bool) -> Answer:
+    """Asks one question; how far the answer is shows where it cannot be seen itself."""
+    streams = not run.output.json
+    seen = streams and run.terminal.answers_on_screen
+    num_pieces = 0
+
+    def show(text: str) -> None:
+        nonlocal num_pieces
+        num_pieces += 1
+        if num_pieces == 1:
+            run.reporter.finish()
+            if not seen:
+                run.reporter.start("answering", None, "tokens")
+        if not seen:
+            run.reporter.advance(num_pieces)  # a piece is a token, as a rule
+        if streams:
+            run.terminal.stream(text)
+
+    run.reporter.start("answering", None, "tokens")
+    answer = session.ask(question, show, keep_queries=keep_queries)
+    run.reporter.finish()
+    return answer
 
 
 def name_answer(number: int) -> str:
@@ -213,7 +236,3 @@ def answer_json(answer: Answer) -> dict[str, object]:
         "times_s": dict(answer.times_s),
         "evidence": None if answer.evidence is None else evidence_json(answer.evidence),
     }
-
-
-def _ignore(text: str) -> None:
-    """Takes streamed text that goes into JSON as a whole."""

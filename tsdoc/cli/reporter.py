@@ -102,7 +102,7 @@ class ConsoleReporter:
     Attributes:
         warnings: What was warned of so far.
         stage: The stage that is going on.
-        prefill: The last stage that counted tokens, also after its end.
+        prefill: The last stage with a known number of tokens, also after its end.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class ConsoleReporter:
         """A stage begins; a stage that was left open ends."""
         self.finish()
         self.stage = Stage(stage, total, unit, now=self._clock())
-        if unit == "tokens":
+        if unit == "tokens" and total is not None:
             self.prefill = self.stage
         if self._terminal.animated and not self._quiet:
             from rich.live import Live
