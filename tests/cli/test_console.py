@@ -7,6 +7,7 @@ import json
 import os
 import re
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -114,6 +115,29 @@ def test_an_answer_is_cut_between_words_on_a_terminal_and_exact_in_a_pipe(
     )  # an empty line, below where "answering" was erased
     monkeypatch.undo()
     assert cli("ask", "a.txt", "Who?").stdout == "The villain is Moriarty.\nYes\n"
+
+
+def test_where_both_streams_go_is_known(tmp_path: Path) -> None:
+    stdin = io.StringIO()
+    with (tmp_path / "a").open("w") as one, (tmp_path / "b").open("w") as other:
+        again = os.fdopen(os.dup(one.fileno()), "w")
+        for stdout, stderr, same in [(one, again, True), (one, other, False)]:
+            terminal = Terminal(stdin=stdin, stdout=stdout, stderr=stderr)
+            assert terminal.answers_beside_notes == same
+        terminal = Terminal(stdin=stdin, stdout=one, stderr=again)
+        again.close()
+        assert not terminal.answers_beside_notes
+        assert not Terminal(stdin=stdin, stdout=io.StringIO(), stderr=one).answers_beside_notes
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_a_line_every_while_does_not_cut_an_answer_in_two(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, beside: bool
+) -> None:
+    monkeypatch.setattr("tsdoc.cli.reporter.LINE_EVERY_S", 0)
+    monkeypatch.setattr(Terminal, "answers_beside_notes", beside)
+    said = cli("ask", "a.txt", "Who?", "--evidence", "0").stderr
+    assert ("answering: " in said) == (not beside)
 
 
 def test_what_is_said_in_the_middle_of_an_answer_has_lines_of_its_own(

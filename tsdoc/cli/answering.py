@@ -83,8 +83,8 @@ def answer_all(
 
 def _ask(run: Run, session: Session, question: str, *, keep_queries: bool) -> Answer:
     """Asks one question; how far the answer is shows where it cannot be seen itself."""
-    streams = not run.output.json
-    seen = streams and run.terminal.answers_on_screen
+    streams, terminal = not run.output.json, run.terminal
+    seen = streams and (terminal.answers_on_screen or terminal.answers_beside_notes)
     num_pieces = 0
 
     def show(text: str) -> None:
@@ -97,7 +97,7 @@ def _ask(run: Run, session: Session, question: str, *, keep_queries: bool) -> An
         if not seen:
             run.reporter.advance(num_pieces)  # a piece is a token, as a rule
         if streams:
-            run.terminal.stream(text)
+            terminal.stream(text)
 
     run.reporter.start("answering", None, "tokens")
     answer = session.ask(question, show, keep_queries=keep_queries)

@@ -59,6 +59,14 @@ class Terminal:
         return self.stdout.isatty()
 
     @property
+    def answers_beside_notes(self) -> bool:
+        """Whether stderr goes where stdout does, as with 2>&1: lines would cut answers in two."""
+        try:
+            return os.path.sameopenfile(self.stdout.fileno(), self.stderr.fileno())
+        except (OSError, ValueError):  # one is closed, or no file
+            return False
+
+    @property
     def interactive(self) -> bool:
         """Whether somebody can be asked: stdin and stderr are terminals."""
         return self.stdin.isatty() and self.stderr.isatty()
